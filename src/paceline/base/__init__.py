@@ -1,0 +1,1 @@
+"""Errors and units that every other layer uses. Never imports jax."""

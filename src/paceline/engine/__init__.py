@@ -1,0 +1,1 @@
+"""One training step, compiled for K devices by any of three schemes, with one result."""

@@ -1,0 +1,1 @@
+"""The three ways to run one step on K devices. Each module offers ``build(spec) -> jitted step``."""

@@ -1,0 +1,61 @@
+"""The step as one device sees it, for the schemes that run once a device.
+
+Invariant: gradients are accumulated over all microbatches without communication and reduced once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from paceline.engine.metrics import StepMetrics
+from paceline.engine.microbatch import KeyOf, sum_rows
+from paceline.engine.reduce import sum_gradients, sum_packed
+from paceline.engine.rng import positional_key, step_key
+from paceline.engine.state import TrainState
+from paceline.engine.statistics import check_statistics, merge_model_state
+from paceline.engine.update import StepSpec, apply_update
+from paceline.topology.mesh import DATA_AXIS
+
+
+def local_step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
+    """One update from this device's rows, with axis ``data`` bound.
+
+    Args:
+      state: without a device axis, the same on every device.
+      batch: this device's rows ``[B/K, ...]``.
+      valid: bool ``[B/K]``.
+    """
+    num_devices = spec.mesh.size
+    statistics = () if spec.parallel.synced_batch_norm else spec.task.statistics
+    if num_devices > 1 and not spec.parallel.synced_batch_norm:
+        check_statistics(statistics, state.model_state)
+    sums = sum_rows(
+        spec.task, spec.parallel, state=state, batch=batch, valid=valid,
+        key_of=_key_of(spec, state, valid.shape[0]), parts=num_devices,
+    )  # fmt: skip
+    means = sums.means if statistics else []
+    model_state = merge_model_state(sums.model_state, means, statistics=statistics, axis=DATA_AXIS)
+    gradients = sum_gradients(sums.gradients, DATA_AXIS, dtype=spec.parallel.reduce_dtype)
+    totals = sum_packed(sums.totals, DATA_AXIS)
+    return apply_update(spec, state, sums._replace(gradients=gradients, totals=totals, model_state=model_state))
+
+
+def _key_of(spec: StepSpec, state: TrainState, rows: int) -> KeyOf:
+    """Keys of this device's microbatches under the dropout stream asked for; `rows` is B/K."""
+    count = spec.parallel.accumulation
+    key = step_key(state.rng, state.step)
+    device = lax.axis_index(DATA_AXIS)
+
+    def key_of(index: Array, microbatch_rows: int) -> Array:
+        if spec.parallel.dropout == "global":
+            start = device * rows + index
+            return positional_key(key, rows=microbatch_rows, start=start.astype(jnp.uint32), stride=count)
+        own = jnp.asarray(index, jnp.uint32)
+        if spec.parallel.dropout == "per_device":
+            own = own + device.astype(jnp.uint32) * count
+        return step_key(key, own)
+
+    return key_of

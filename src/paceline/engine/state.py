@@ -1,0 +1,106 @@
+"""`TrainState`: everything that a run needs to go on from a step.
+
+Owns: the fields of the state, and its first value, made where it will live.
+Not here: how a step changes it (`engine.update`).
+Invariant: under `global_view` and `per_device` a leaf is replicated over the mesh; under `pmap` it has a leading device
+axis of size K, split over the mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from paceline.base.errors import StateError
+from paceline.engine.parallel import Parallel
+from paceline.engine.precision import LossScale, initial_loss_scale, master_params
+from paceline.engine.rng import base_key
+from paceline.task.tree import named_leaves
+from paceline.topology.mesh import replicated, split_rows
+
+_FIELDS = ("step", "skipped", "params", "model_state", "opt_state", "rng", "ema", "loss_scale")
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=())
+@dataclass(frozen=True)
+class TrainState:
+    """The state of a run, one pytree.
+
+    Args:
+      step: int32, steps taken, left-out updates included: with the seed it determines data and keys of the next step.
+      skipped: int32, updates left out because a loss or a gradient was not finite. Schedules count ``step - skipped``.
+      params: float32 master parameters.
+      model_state: what the model carries beside them, for example running statistics.
+      opt_state: the optax state.
+      rng: the key of the run; never changes.
+      ema: moving average of the parameters, or None.
+      loss_scale: the dynamic loss scale of float16, or None.
+    """
+
+    step: Array
+    skipped: Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+    rng: Array
+    ema: Any = None
+    loss_scale: LossScale | None = None
+
+
+def new_state(
+    optimizer: optax.GradientTransformation, parallel: Parallel, *, params: Any, model_state: Any, seed: int | Array
+) -> TrainState:
+    """The state before the first step, without a device axis. Traceable."""
+    params = master_params(params)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        skipped=jnp.zeros((), jnp.int32),
+        params=params,
+        model_state=model_state,
+        opt_state=optimizer.init(params),
+        rng=base_key(seed),
+        ema=None if parallel.ema_decay is None else jax.tree.map(jnp.copy, params),
+        loss_scale=initial_loss_scale() if parallel.precision == "float16" else None,
+    )
+
+
+def place_state(state: TrainState, parallel: Parallel, mesh: Mesh) -> TrainState:
+    """Copy a state without device axis to where the scheme keeps it. The given arrays stay the caller's."""
+    if parallel.scheme != "pmap":
+        return jax.device_put(state, replicated(mesh), may_alias=False)
+    return jax.jit(functools.partial(add_device_axis, num_devices=mesh.size), out_shardings=split_rows(mesh))(state)
+
+
+def add_device_axis(state: Any, *, num_devices: int) -> Any:
+    """``[K, ...]`` copies of every leaf. Traceable."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_devices, *leaf.shape)), state)
+
+
+def drop_device_axis(state: TrainState, parallel: Parallel, mesh: Mesh) -> TrainState:
+    """The state as one device has it, replicated over the mesh; under `pmap` the copy of the first device."""
+    if parallel.scheme != "pmap":
+        return state
+    return jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), out_shardings=replicated(mesh))(state)
+
+
+def check_device_axis(state: TrainState, parallel: Parallel, num_devices: int) -> None:
+    """Raise StateError naming the first leaf that lacks the leading device axis of the `pmap` scheme."""
+    if parallel.scheme != "pmap":
+        return
+    for name, leaf in named_leaves(state):
+        shape = np.shape(leaf)
+        if not shape or shape[0] != num_devices:
+            raise StateError(
+                what=f"state leaf {name!r} has shape {shape}, without a leading device axis of size {num_devices}",
+                why="under scheme='pmap' every leaf holds one copy a device along its first dim",
+                fix="make the state with Trainer.init, or stack "
+                f"{num_devices} copies of each leaf along a new first dim",
+            )

@@ -1,0 +1,115 @@
+"""`StepFunction`: one step, compiled once for each shape of batch, by any scheme.
+
+Owns: the choice of scheme, compilation and its time, the cache of compiled programs.
+Not here: what the step computes (`engine.microbatch`, `engine.update`).
+Invariant: calls with the same shapes never compile twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import NamedSharding
+
+from paceline.base.errors import SchemeError
+from paceline.engine.metrics import StepMetrics
+from paceline.engine.schemes import classic, global_view, per_device
+from paceline.engine.state import TrainState, check_device_axis
+from paceline.engine.update import StepSpec
+from paceline.engine.usercode import user_code, with_data_axis
+from paceline.task.task import Task
+from paceline.topology.mesh import DATA_AXIS, split_rows
+
+_BUILDERS = {"global_view": global_view.build, "per_device": per_device.build, "pmap": classic.build}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A step program for fixed shapes.
+
+    Args:
+      call: ``(state, batch, valid) -> (state, metrics)``; donates the state if asked to.
+      compile_s: seconds spent tracing and compiling.
+      program: the compiled program, as `jax.stages.Compiled`.
+    """
+
+    call: Callable[[TrainState, Any, Array], tuple[TrainState, StepMetrics]]
+    compile_s: float
+    program: jax.stages.Compiled
+
+
+class StepFunction:
+    """Compiles and caches the step of one `StepSpec`."""
+
+    def __init__(self, spec: StepSpec) -> None:
+        self.spec = dataclasses.replace(spec, task=scheme_task(spec))
+        self._compiled: dict[Any, CompiledStep] = {}
+
+    @property
+    def compilations(self) -> int:
+        """Number of programs compiled so far."""
+        return len(self._compiled)
+
+    def __call__(self, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
+        """One update; compiles if the shapes are new."""
+        return self.compiled(state, batch, valid).call(state, batch, valid)
+
+    def compiled(self, state: TrainState, batch: Any, valid: Array) -> CompiledStep:
+        """The program for these shapes, from the cache or compiled now.
+
+        Args:
+          state, batch, valid: arrays placed as the scheme wants them (see `batch_sharding`), or their abstract values.
+        Raises: TaskError, LossError, StateError, AxisNameError: the task cannot be traced.
+        """
+        signature = _signature((state, batch, valid))
+        if signature not in self._compiled:
+            self._compiled[signature] = self._compile(state, batch, valid)
+        return self._compiled[signature]
+
+    def lowered(self, state: TrainState, batch: Any, valid: Array) -> jax.stages.Lowered:
+        """The traced program before compilation."""
+        check_device_axis(state, self.spec.parallel, self.spec.mesh.size)
+        spec = self.spec
+        if spec.parallel.scheme == "global_view":
+            key = jax.eval_shape(lambda: jax.random.key(0))
+            arguments = (state.params, state.model_state, batch, key)
+            spec = dataclasses.replace(spec, task=with_data_axis(spec.task, *arguments))
+        with user_code(f"the loss of task {spec.task.name!r}"):
+            return _BUILDERS[spec.parallel.scheme](spec).lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
+
+    def _compile(self, state: TrainState, batch: Any, valid: Array) -> CompiledStep:
+        start = time.perf_counter()
+        program = self.lowered(state, batch, valid).compile()
+        return CompiledStep(program, time.perf_counter() - start, program)
+
+
+def batch_sharding(spec: StepSpec) -> NamedSharding:
+    """Where the leaves of a batch live: split over the mesh along their first dim, in every scheme."""
+    return split_rows(spec.mesh)
+
+
+def scheme_task(spec: StepSpec) -> Task:
+    """The task as the scheme runs it: with synced BatchNorm if that was asked for.
+
+    Raises: SchemeError: the task cannot sync its BatchNorm.
+    """
+    if not spec.parallel.synced_batch_norm:
+        return spec.task
+    if spec.task.synced is None:
+        raise SchemeError(
+            what=f"batch_norm='synced' for task {spec.task.name!r}, which does not say how to sync",
+            why="Paceline cannot reach into a plain loss function to reduce its statistics over devices",
+            fix=f"give the model axis_name={DATA_AXIS!r} and leave batch_norm out, use scheme='global_view', "
+            "or make the task with paceline.from_nnx, from_linen or from_equinox",
+        )
+    return spec.task.synced(DATA_AXIS)
+
+
+def _signature(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -1,0 +1,121 @@
+"""From the sums of all rows to the next state: the part of a step that every device computes alike.
+
+Owns: the division by the true weight, clipping, the finite check, optimizer, moving average, loss scale, counters.
+Invariant: identical inputs give identical outputs on every device; an update that is left out changes nothing but the
+counters and the loss scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from paceline.engine.metrics import StepMetrics, pack
+from paceline.engine.microbatch import Sums
+from paceline.engine.parallel import Parallel
+from paceline.engine.precision import next_loss_scale
+from paceline.engine.state import TrainState
+from paceline.task.task import Task
+from paceline.task.tree import named_leaves
+
+Schedule = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """All that determines a step program.
+
+    Args:
+      task: the user's loss.
+      optimizer: any optax optimizer.
+      parallel: how the step runs.
+      mesh: the data mesh.
+      schedule: learning rate by update count, for reports; the optimizer has its own copy.
+    """
+
+    task: Task
+    optimizer: optax.GradientTransformation
+    parallel: Parallel
+    mesh: Mesh
+    schedule: Schedule | None = None
+
+
+def apply_update(spec: StepSpec, state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
+    """The next state and the numbers of the step, from sums over all rows of the global batch."""
+    parallel = spec.parallel
+    gradients, leaf_norms, norm = _mean_gradients(state, sums)
+    loss = sums.totals["loss"].mean()
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    has_rows = sums.totals["loss"].weight > 0
+    applied = finite & has_rows & ~_halted(parallel, state)
+    if parallel.clip_norm is not None:
+        gradients = _clip(gradients, norm, parallel.clip_norm)
+    next_state = _next_state(spec, state, sums, gradients=gradients, loss=loss, applied=applied, finite=finite)
+    values = {"loss": loss, "gradient_norm": norm, "weight": sums.totals["loss"].weight}
+    values["skipped_updates"] = next_state.skipped
+    if spec.schedule is not None:
+        values["learning_rate"] = jnp.asarray(spec.schedule(state.step - state.skipped))
+    if state.loss_scale is not None:
+        values["loss_scale"] = state.loss_scale.scale
+    values |= {name: total.mean() for name, total in sums.totals.items() if name != "loss"}
+    return next_state, pack(values, leaf_norms)
+
+
+def _mean_gradients(state: TrainState, sums: Sums) -> tuple[Any, dict[str, Array], Array]:
+    """Gradients of the mean loss, the norm of each leaf, and the global norm (overflows above about 1e19)."""
+    weight = sums.totals["loss"].weight
+    dtype = sums.nominal.dtype
+    factor = sums.nominal / jnp.where(weight == 0, jnp.ones((), weight.dtype), weight).astype(dtype)
+    if state.loss_scale is not None:
+        factor = factor / state.loss_scale.scale
+    gradients = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), sums.gradients)
+    squares = {name: jnp.sum(jnp.square(leaf)) for name, leaf in named_leaves(gradients)}
+    norm = jnp.sqrt(jnp.sum(jnp.stack(list(squares.values()))))
+    return gradients, {name: jnp.sqrt(square) for name, square in squares.items()}, norm
+
+
+def _halted(parallel: Parallel, state: TrainState) -> Array:
+    """Under `stop` nothing is updated after the first bad step, so the state stays the last good one."""
+    if parallel.nonfinite == "skip" or parallel.precision == "float16":
+        return jnp.zeros((), jnp.bool_)
+    return state.skipped > 0
+
+
+def _clip(gradients: Any, norm: Array, limit: float) -> Any:
+    factor = jnp.minimum(1.0, limit / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradients)
+
+
+def _next_state(
+    spec: StepSpec, state: TrainState, sums: Sums, *, gradients: Any, loss: Array, applied: Array, finite: Array
+) -> TrainState:
+    optimizer = optax.with_extra_args_support(spec.optimizer)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=loss, grad=gradients)
+    params = optax.apply_updates(state.params, updates)
+    ema = _moving_average(state.ema, params, spec.parallel.ema_decay)
+    old = (state.params, state.opt_state, state.model_state, state.ema)
+    new = (params, opt_state, sums.model_state, ema)
+    params, opt_state, model_state, ema = jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)
+    return TrainState(
+        step=state.step + 1,
+        skipped=state.skipped + (~finite).astype(jnp.int32),
+        params=params,
+        model_state=model_state,
+        opt_state=opt_state,
+        rng=state.rng,
+        ema=ema,
+        loss_scale=None if state.loss_scale is None else next_loss_scale(state.loss_scale, finite),
+    )
+
+
+def _moving_average(ema: Any, params: Any, decay: float | None) -> Any:
+    if decay is None:
+        return None
+    return jax.tree.map(lambda average, leaf: decay * average + (1 - decay) * leaf, ema, params)

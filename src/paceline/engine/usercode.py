@@ -1,0 +1,107 @@
+"""What the user's code raised while it was traced, turned into an error that points at their line.
+
+Owns: the translation of foreign exceptions; binding the device axis where a one-device program lacks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from paceline.base.errors import AxisNameError, PacelineError, TaskError
+from paceline.task.task import LossFunction, Task
+from paceline.topology.mesh import DATA_AXIS
+
+_UNBOUND = re.compile(r"unbound axis name:?\s*['\"]?([\w.]+)")
+_OURS = str(Path(__file__).parents[1])
+
+
+@contextlib.contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Raise TaskError (or AxisNameError) for whatever the user's code raises inside; `what` names the code.
+
+    Exceptions raised by Paceline's own lines pass unchanged: they are our bugs.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except NameError as error:
+        raise _axis_error(error) or _task_error(what, error) from error
+    except Exception as error:
+        place = _user_line(error)
+        if place is None:
+            raise
+        raise _task_error(what, error) from error
+
+
+def with_data_axis(task: Task, *arguments: Any) -> Task:
+    """The task with axis ``data`` bound around its loss if the loss names it, for programs that see the whole batch.
+
+    Args:
+      arguments: params, model_state, batch and key, abstract or not, to trace the loss with.
+    """
+    changes: dict[str, LossFunction] = {}
+    for field in ("loss", "evaluate"):
+        function = getattr(task, field)
+        if function is not None and _names_axis(function, arguments):
+            changes[field] = _bind(function)
+    return dataclasses.replace(task, **changes) if changes else task
+
+
+def _names_axis(function: LossFunction, arguments: tuple[Any, ...]) -> bool:
+    try:
+        jax.eval_shape(function, *arguments)
+    except NameError as error:
+        found = _UNBOUND.search(str(error))
+        return found is not None and found[1] == DATA_AXIS
+    except Exception:  # whatever it is, it is reported where the step is compiled, with its place
+        return False
+    return False
+
+
+def _bind(function: LossFunction) -> LossFunction:
+    """Run under an axis ``data`` of size 1: a mean over it leaves the value, which already covers all rows."""
+
+    def bound(*arguments: Any) -> Any:
+        mapped: Callable[..., Any] = jax.vmap(lambda _: function(*arguments), axis_size=1, axis_name=DATA_AXIS)
+        return jax.tree.map(lambda leaf: leaf[0], mapped(jax.numpy.zeros(1)))
+
+    return bound
+
+
+def _axis_error(error: NameError) -> PacelineError | None:
+    found = _UNBOUND.search(str(error))
+    if found is None:
+        return None
+    return AxisNameError(
+        what=f"the task names a device axis {found[1]!r}; Paceline's axis is called {DATA_AXIS!r}",
+        why="a reduction over an axis that does not exist cannot be compiled",
+        fix=f"use axis_name={DATA_AXIS!r} in the model, or leave axis_name out and set batch_norm='synced'",
+    )
+
+
+def _task_error(what: str, error: Exception) -> PacelineError:
+    place = _user_line(error)
+    message = str(error).strip().split("\n\n")[0]
+    return TaskError(
+        what=f"{what} raised {type(error).__name__}: {message}",
+        why="the code raised while Paceline traced it on abstract arrays of the batch's shapes",
+        fix=f"look at {place}" if place else "run the loss alone on one batch to see where it fails",
+    )
+
+
+def _user_line(error: BaseException) -> str | None:
+    """``file:line in function`` of the innermost frame outside Paceline and installed packages, if there is one."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        foreign = "site-packages" in frame.filename or frame.filename.startswith((_OURS, "<frozen"))
+        if not foreign and "/lib/python" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return None

@@ -1,0 +1,1 @@
+"""What the user brings: a loss, its metrics, its model."""

@@ -1,0 +1,1 @@
+"""Which devices a run uses and the mesh over them."""

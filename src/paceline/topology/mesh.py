@@ -1,0 +1,35 @@
+"""The one-dimensional data mesh and the two layouts that live on it.
+
+Owns: the mesh axis ``data``, the replicated and the row-split sharding.
+Invariant: the axis is an Auto axis. `jax.make_mesh` defaults to Explicit ones, under which ordinary model code breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+DATA_AXIS = "data"
+
+
+def data_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of one Auto axis ``data`` over `devices`, in their order."""
+    return Mesh(np.asarray(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Every device holds the whole array."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def split_rows(mesh: Mesh) -> NamedSharding:
+    """``[B@data, ...]``: device d holds rows d*B/K to (d+1)*B/K."""
+    return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+
+
+def split_microbatch_rows(mesh: Mesh) -> NamedSharding:
+    """``[n, B/n@data, ...]``: every microbatch is split over all devices."""
+    return NamedSharding(mesh, PartitionSpec(None, DATA_AXIS))
