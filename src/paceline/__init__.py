@@ -1,0 +1,71 @@
+"""Paceline trains a loss written for one device on all of them: same mathematics, proven.
+
+The public names are loaded when they are first used, so that importing paceline costs nothing and touches no device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.base.errors import PacelineError as PacelineError
+    from paceline.data.source import rows as rows
+    from paceline.engine.parallel import Parallel as Parallel
+    from paceline.engine.schedule import scaled_learning_rate as scaled_learning_rate
+    from paceline.engine.state import TrainState as TrainState
+    from paceline.recipes.recipe import Job as Job
+    from paceline.recipes.recipe import Recipe as Recipe
+    from paceline.recipes.recipe import RunShape as RunShape
+    from paceline.task.adapters.equinox import from_equinox as from_equinox
+    from paceline.task.adapters.linen import from_linen as from_linen
+    from paceline.task.adapters.nnx import from_nnx as from_nnx
+    from paceline.task.losses import Outcome as Outcome
+    from paceline.task.losses import Weighted as Weighted
+    from paceline.task.task import Initial as Initial
+    from paceline.task.task import RunningStatistics as RunningStatistics
+    from paceline.task.task import Task as Task
+    from paceline.task.task import task as task
+    from paceline.topology.devices import simulate_devices as simulate_devices
+    from paceline.train.interrupt import Interrupted as Interrupted
+    from paceline.train.report import Report as Report
+    from paceline.train.trainer import Trainer as Trainer
+
+_HOMES = {
+    "Initial": "paceline.task.task",
+    "Interrupted": "paceline.train.interrupt",
+    "Job": "paceline.recipes.recipe",
+    "Outcome": "paceline.task.losses",
+    "PacelineError": "paceline.base.errors",
+    "Parallel": "paceline.engine.parallel",
+    "Recipe": "paceline.recipes.recipe",
+    "Report": "paceline.train.report",
+    "RunShape": "paceline.recipes.recipe",
+    "RunningStatistics": "paceline.task.task",
+    "Task": "paceline.task.task",
+    "TrainState": "paceline.engine.state",
+    "Trainer": "paceline.train.trainer",
+    "Weighted": "paceline.task.losses",
+    "from_equinox": "paceline.task.adapters.equinox",
+    "from_linen": "paceline.task.adapters.linen",
+    "from_nnx": "paceline.task.adapters.nnx",
+    "rows": "paceline.data.source",
+    "scaled_learning_rate": "paceline.engine.schedule",
+    "simulate_devices": "paceline.topology.devices",
+    "task": "paceline.task.task",
+}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]: the names are those imported above
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,50 @@
+"""The evaluation program: totals and weights of one batch, the state unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import Array
+
+from paceline.engine.microbatch import outcome_totals
+from paceline.engine.parallel import Parallel
+from paceline.engine.precision import cast_floats
+from paceline.engine.usercode import user_code, with_data_axis
+from paceline.task.losses import Outcome, Totals, outcome_is_maskable
+from paceline.task.task import LossFunction, Task
+
+
+class EvaluationFunction:
+    """Compiles the task's evaluation once for each shape of batch. Takes arrays split over devices or replicated."""
+
+    def __init__(self, task: Task, parallel: Parallel) -> None:
+        self._task = task
+        self._parallel = parallel
+        self._program: Any = None
+
+    def __call__(self, params: Any, model_state: Any, batch: Any, valid: Array, rng: Array) -> dict[str, Totals]:
+        """Totals over the valid rows, replicated: the loss under ``loss``, each metric under its name.
+
+        Raises: TaskError, LossError: the evaluation cannot be traced.
+        """
+        with user_code(f"the evaluation of task {self._task.name!r}"):
+            if self._program is None:
+                function = self._bound(params, model_state, batch, rng)
+                self._program = jax.jit(lambda *args, valid: outcome_totals(self._run(function, *args), valid))
+            return self._program(params, model_state, batch, rng, valid=valid)
+
+    def is_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array) -> bool:
+        """Whether the loss and every metric have one entry a row, so that padding can be left out."""
+        with user_code(f"the evaluation of task {self._task.name!r}"):
+            function = self._bound(params, model_state, batch, rng)
+            outcome = jax.eval_shape(lambda *args: self._run(function, *args), params, model_state, batch, rng)
+        return outcome_is_maskable(outcome)
+
+    def _bound(self, *arguments: Any) -> LossFunction:
+        task = with_data_axis(self._task, *arguments)
+        return task.evaluate or task.loss
+
+    def _run(self, function: LossFunction, params: Any, model_state: Any, batch: Any, rng: Array) -> Outcome:
+        precision = self._parallel.precision
+        return function(cast_floats(params, precision), model_state, cast_floats(batch, precision), rng)

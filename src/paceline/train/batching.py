@@ -1,0 +1,124 @@
+"""From what the user passes as data to the host batches of a run.
+
+Owns: the plan of a run: how many steps, how many rows a step, what is dropped or padded.
+Invariant: the batches of steps a..b do not depend on where the run started or on the number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.base.errors import OptionError
+from paceline.data.batch import BatchPlan, HostBatch, Remainder, batches, plan_batches
+from paceline.data.order import EpochOrder
+from paceline.data.source import BatchStream, Source, as_source
+from paceline.data.stream import stream_batches
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How rows become batches.
+
+    Args:
+      batch: rows of the global batch; None for a stream of ready batches.
+      steps: updates to make, or None.
+      epochs: passes over the data to make, or None; exactly one of the two for rows.
+      shuffle: a new order each epoch, from (seed, epoch); False keeps the stored order.
+      seed: of the order.
+      remainder: what happens to the rows that do not fill a batch.
+      prefetch: batches made ahead.
+    """
+
+    batch: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    shuffle: bool = True
+    seed: int = 0
+    remainder: Remainder = "drop"
+    prefetch: int = 2
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The batches of one run.
+
+    Args:
+      host_batches: in order; made lazily.
+      num_steps: how many there will be; None when a stream decides.
+      batches: sizes and counts of an epoch; None for a stream.
+      stream: the stream, whose counts fill as it is read; None for rows.
+    """
+
+    host_batches: Iterator[HostBatch]
+    num_steps: int | None
+    batches: BatchPlan | None
+    stream: BatchStream | None
+
+    def dropped_rows(self, first_step: int, last_step: int) -> int:
+        """Rows left out in the epochs that were completed between two steps."""
+        if self.stream is not None:
+            return self.stream.count.dropped_rows
+        assert self.batches is not None, "rows without a plan"
+        per_epoch = self.batches.steps_per_epoch
+        return (last_step // per_epoch - first_step // per_epoch) * self.batches.dropped_per_epoch
+
+    def epoch_at(self, step: int) -> float | None:
+        """Passes over the data after so many steps; None for a stream."""
+        return None if self.batches is None else step / self.batches.steps_per_epoch
+
+
+def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int, first_step: int) -> RunPlan:
+    """The batches from `first_step` on.
+
+    Raises:
+      OptionError: neither or both of steps and epochs, or one below 1; no batch size for rows.
+      DataError, BatchSizeError: data that cannot be cut so.
+    """
+    for name in ("steps", "epochs"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise OptionError(what=f"{name}={value}", why="a run makes at least one update", fix=f"use {name}=1 or more")
+    source = as_source(data)
+    if isinstance(source, BatchStream):
+        return _plan_stream(source, options, devices=devices, microbatches=microbatches)
+    return _plan_rows(source, options, devices=devices, microbatches=microbatches, first_step=first_step)
+
+
+def _plan_stream(stream: BatchStream, options: DataOptions, *, devices: int, microbatches: int) -> RunPlan:
+    if options.steps is None and options.epochs is None and not stream.one_shot:
+        raise _length_error("neither steps nor epochs given for batches that start again when they end")
+    host_batches = stream_batches(
+        stream,
+        devices=devices,
+        microbatches=microbatches,
+        remainder=options.remainder,
+        steps=options.steps,
+        epochs=options.epochs,
+    )
+    return RunPlan(host_batches, options.steps, None, stream)
+
+
+def _plan_rows(source: Source, options: DataOptions, *, devices: int, microbatches: int, first_step: int) -> RunPlan:
+    if (options.steps is None) == (options.epochs is None):
+        raise _length_error("both steps and epochs given" if options.steps else "neither steps nor epochs given")
+    if options.batch is None:
+        raise OptionError(
+            what="no batch size given for data that is read by row",
+            why="the global batch decides the learning rate that fits, so Paceline does not guess it",
+            fix="pass batch=, the rows of one update over all devices",
+        )
+    plan = plan_batches(
+        len(source), options.batch, devices=devices, microbatches=microbatches, remainder=options.remainder
+    )
+    num_steps = options.steps if options.steps is not None else (options.epochs or 0) * plan.steps_per_epoch
+    order = EpochOrder(len(source), options.seed, options.shuffle)
+    host_batches = batches(source, plan, order=order, start_step=first_step, stop_step=first_step + num_steps)
+    return RunPlan(host_batches, num_steps, plan, None)
+
+
+def _length_error(what: str) -> OptionError:
+    return OptionError(
+        what=what, why="the length of the run must be known in one way", fix="pass steps=, or epochs=, not both"
+    )

@@ -1,0 +1,82 @@
+"""What a run is, written before its first step: ``run.json`` and the lines above the progress bar."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from paceline.base.units import format_count
+from paceline.engine.update import StepSpec
+from paceline.task.tree import named_leaves
+from paceline.train.batching import DataOptions, RunPlan
+
+_PACKAGES = ("paceline", "jax", "jaxlib", "numpy", "optax", "flax", "equinox")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that shape a result; packages that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_document(
+    spec: StepSpec, options: DataOptions, plan: RunPlan, *, params: Any, batch: int, first_step: int,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The content of ``run.json``: config, versions, devices, scheme, counts."""
+    devices = list(spec.mesh.devices.flat)
+    leaves = named_leaves(params)
+    # Under pmap a leaf holds one copy a device.
+    copies = len(devices) if spec.parallel.scheme == "pmap" else 1
+    return {
+        "task": spec.task.name,
+        "command": sys.argv,
+        "config": dict(config),
+        "parallel": dataclasses.asdict(spec.parallel),
+        "data": dataclasses.asdict(options),
+        "devices": {
+            "count": len(devices),
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "processes": jax.process_count(),
+        },
+        "counts": {
+            "parameters": sum(leaf.size for _, leaf in leaves) // copies,
+            "parameter_leaves": len(leaves),
+            "global_batch": batch,
+            "per_device_batch": batch // len(devices),
+            "first_step": first_step,
+            "steps": plan.num_steps,
+            "steps_per_epoch": plan.batches.steps_per_epoch if plan.batches else None,
+            "rows": plan.batches.rows if plan.batches else None,
+            "dropped_per_epoch": plan.batches.dropped_per_epoch if plan.batches else None,
+        },
+        "versions": versions(),
+    }
+
+
+def header_lines(document: Mapping[str, Any]) -> list[str]:
+    """What runs, in two lines for the terminal."""
+    counts, devices, parallel = document["counts"], document["devices"], document["parallel"]
+    steps = "steps until the data ends" if counts["steps"] is None else f"{counts['steps']:,} steps"
+    if counts["steps_per_epoch"]:
+        steps += f", {counts['steps_per_epoch']:,} an epoch"
+    if counts["dropped_per_epoch"]:
+        steps += f" with {format_count(counts['dropped_per_epoch'], 'row')} dropped"
+    accumulated = f" in {parallel['accumulation']} microbatches" if parallel["accumulation"] > 1 else ""
+    return [
+        f"{document['task']}: {format_count(counts['parameters'], 'parameter')}, {parallel['precision']}, "
+        f"scheme {parallel['scheme']} on {devices['count']} x {devices['kind']}",
+        f"batch {counts['global_batch']:,} = {devices['count']} x {counts['per_device_batch']:,} rows{accumulated}; {steps}",
+    ]

@@ -1,0 +1,129 @@
+"""Evaluation: every row counted once, whatever the form of the loss and the number of devices.
+
+Owns: the evaluation program, the treatment of the last uneven batch, exact sums over batches.
+Invariant: the result is that of one device over all rows. Per-row forms are padded and masked, so one program serves all
+batches; a scalar form cannot be masked, so its last uneven batch is computed whole on every device and counted once.
+
+One program serves all schemes: the whole batch is visible, as under `global_view`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+from paceline.base.errors import DataError
+from paceline.data.batch import HostBatch, eval_batches
+from paceline.data.feed import Feed
+from paceline.data.source import BatchStream, Source, as_source
+from paceline.data.tree import count_rows, to_host
+from paceline.engine.evaluation import EvaluationFunction
+from paceline.engine.state import TrainState
+from paceline.task.losses import Totals
+from paceline.train.place import Placer
+
+_IN_FLIGHT = 2
+
+
+@dataclass
+class Evaluation:
+    """An evaluation that the devices may still be computing.
+
+    Args:
+      step: updates that the evaluated state had.
+      totals: for each batch, totals and weights by name, on the devices.
+      rows: rows evaluated.
+    """
+
+    step: int
+    totals: list[dict[str, Totals]]
+    rows: int
+
+    def is_ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(self.totals[-1]))
+
+    def result(self) -> dict[str, float]:
+        """Mean of the loss and of every metric over all rows, summed in float64 (counts in integers); waits."""
+        fetched = jax.device_get(self.totals)
+        result: dict[str, float] = {}
+        for name in fetched[0]:
+            total = sum(batch[name].total.item() for batch in fetched)
+            weight = sum(batch[name].weight.item() for batch in fetched)
+            result[name] = total / weight if weight else 0.0
+        result["rows"] = self.rows
+        return result
+
+
+class Evaluator:
+    """Runs evaluations of one task on one mesh."""
+
+    def __init__(self, function: EvaluationFunction, placer: Placer, *, num_devices: int) -> None:
+        self._function = function
+        self._placer = placer
+        self._num_devices = num_devices
+
+    def start(self, state: TrainState, data: Any, *, batch: int | None, step: int, use_ema: bool) -> Evaluation:
+        """Dispatch an evaluation over all of `data`; returns once the last batch is dispatched.
+
+        Args:
+          state: without a device axis.
+          batch: rows a batch; rounded up to a multiple of the devices. None for a stream of ready batches.
+        Raises: DataError: no rows.
+        """
+        params = state.ema if use_ema and state.ema is not None else state.params
+        source = as_source(data)
+        evaluation = Evaluation(step, [], 0)
+        in_flight: deque[Any] = deque()
+        with Feed(self._batches(source, batch, params, state), self._placer.evaluation_batch) as feed:
+            for placed in feed:
+                totals = self._function(params, state.model_state, placed.data, placed.valid, state.rng)
+                evaluation.totals.append(totals)
+                evaluation.rows += placed.rows
+                in_flight.append(totals)
+                if len(in_flight) > _IN_FLIGHT:
+                    jax.block_until_ready(in_flight.popleft())
+        if not evaluation.totals:
+            raise DataError(
+                what="the evaluation data holds no batch",
+                why="the mean of no rows is not defined",
+                fix="pass an iterable that still holds batches: a generator that was used before is empty",
+            )
+        return evaluation
+
+    def _maskable(self, params: Any, state: TrainState, source: Source, size: int) -> bool:
+        """Whether padding can be left out; decided from the shapes of the first rows."""
+        host = next(iter(eval_batches(source, size, devices=self._num_devices, pad=True)))
+        placed = self._placer.evaluation_batch(host)
+        return self._function.is_maskable(params, state.model_state, placed.data, state.rng)
+
+    def _batches(self, source: Source | BatchStream, batch: int | None, params: Any, state: TrainState) -> Iterator[HostBatch]:
+        if isinstance(source, BatchStream):
+            return _own_sizes(source)
+        size = _size(batch, source, self._num_devices)
+        return eval_batches(
+            source, size, devices=self._num_devices, pad=self._maskable(params, state, source, size)
+        )
+
+
+def _own_sizes(stream: BatchStream) -> Iterator[HostBatch]:
+    """Ready batches as they come: another size compiles the evaluation again, but counts every row once."""
+    position = 0
+    for batch in stream:
+        data = to_host(batch, noun="batch")
+        rows = count_rows(data, noun="batch")
+        yield HostBatch(data, None, rows=rows, epoch=0, position=position, indices=None)
+        position += rows
+
+
+def _size(batch: int | None, source: Source, num_devices: int) -> int:
+    """The batch asked for (or 256), not above the rows there are, rounded up to a multiple of the devices."""
+    wanted = min(batch or 256, len(source))
+    return -(-wanted // num_devices) * num_devices
+
+

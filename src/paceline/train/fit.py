@@ -1,0 +1,218 @@
+"""One call of `Trainer.fit`: what is set up around the loop, in which order, and the report behind it.
+
+Owns: plan, run folder, feed, compilation, loop and report, joined.
+Invariant: what can be refused is refused before the first step; once there is a run folder, however the run ends its last
+event and its report say how.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.base.errors import DataError, OptionError
+from paceline.base.units import format_count, format_duration
+from paceline.data.feed import Feed
+from paceline.engine.state import TrainState
+from paceline.engine.step import CompiledStep, StepFunction
+from paceline.telemetry.folder import RunFolder
+from paceline.telemetry.progress import Mode, Progress, choose_progress
+from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
+from paceline.train.batching import DataOptions, RunPlan, plan_run
+from paceline.train.describe import header_lines, run_document
+from paceline.train.evaluate import Evaluation
+from paceline.train.interrupt import Interrupted, InterruptGuard
+from paceline.train.loop import Callback, Loop, LoopResult
+from paceline.train.place import PlacedBatch, Placer
+from paceline.train.report import Report
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The arguments of `Trainer.fit`, which documents them."""
+
+    data: DataOptions
+    evaluation: Any = None
+    evaluate_every: int | None = None
+    callbacks: Sequence[Callback] = ()
+    run: str | os.PathLike[str] | None = None
+    progress: Mode = "none"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+StartEvaluation = Callable[..., Evaluation]
+"""``(state, data, *, batch, step) -> Evaluation``."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a trainer lends to one call of fit."""
+
+    step: StepFunction
+    placer: Placer
+    start_evaluation: StartEvaluation
+
+    def run(self, state: TrainState, data: Any, *, options: FitOptions) -> tuple[TrainState, Report]:
+        """Train as asked. Raises as `Trainer.fit` says."""
+        start_s = time.perf_counter()
+        first_step, skipped = scalar(state.step), scalar(state.skipped)
+        plan = self.plan(data, options, first_step)
+        with ExitStack() as stack:
+            folder = None if options.run is None else RunFolder.create(options.run)
+            recorder = stack.enter_context(
+                NullRecorder() if folder is None else Recorder(folder, first_step=first_step)
+            )
+            feed = stack.enter_context(Feed(plan.host_batches, self.placer.train_batch, depth=options.data.prefetch))
+            first = _first_batch(feed)
+            document = run_document(
+                self.step.spec, options.data, plan, params=state.params, batch=first.valid.size,
+                first_step=first_step, config=options.config,
+            )  # fmt: skip
+            if folder is not None:
+                folder.write_run(document)
+            progress = choose_progress(options.progress, sys.stderr)
+            stack.callback(progress.finish)
+            progress.start(header_lines(document))
+            compiled, compile_s = self._compile(state, first, progress)
+            loop = self._loop(
+                compiled, feed, plan, options, recorder=recorder, progress=progress,
+                result=LoopResult(first_step, first_step, skipped=skipped),
+                guard=stack.enter_context(InterruptGuard()),
+            )  # fmt: skip
+            state = loop.run(state, first)
+            report = _report(
+                loop.result, plan, document, recorder=recorder, compile_s=compile_s,
+                total_s=time.perf_counter() - start_s, skipped_before=skipped, folder=folder,
+            )  # fmt: skip
+            if folder is not None:
+                folder.write_report(report.as_dict())
+        if loop.result.failure is not None:
+            raise loop.result.failure
+        if report.stopped == "interrupted":
+            raise Interrupted(state, report)
+        return state, report
+
+    def plan(self, data: Any, options: FitOptions, first_step: int) -> RunPlan:
+        """The batches of the run."""
+        if options.evaluate_every is not None and options.evaluate_every < 1:
+            raise OptionError(
+                what=f"evaluate_every={options.evaluate_every}",
+                why="an evaluation follows every so many updates",
+                fix="use evaluate_every=1 or more, or leave it out to evaluate once at the end",
+            )
+        spec = self.step.spec
+        return plan_run(
+            data, options.data, devices=spec.mesh.size, microbatches=spec.parallel.accumulation, first_step=first_step
+        )
+
+    def _compile(self, state: TrainState, first: PlacedBatch, progress: Progress) -> tuple[CompiledStep, float]:
+        """The program, and the seconds that this call spent on it."""
+        known = self.step.compilations
+        compiled = self.step.compiled(state, first.data, first.valid)
+        if self.step.compilations == known:
+            return compiled, 0.0
+        progress.message(f"step compiled in {format_duration(compiled.compile_s)}")
+        return compiled, compiled.compile_s
+
+    def _loop(
+        self, compiled: CompiledStep, feed: Feed[PlacedBatch], plan: RunPlan, options: FitOptions, *,
+        recorder: EventSink, progress: Progress, result: LoopResult, guard: InterruptGuard,
+    ) -> Loop:  # fmt: skip
+        evaluate = functools.partial(self._evaluate, options)
+        return Loop(
+            call=compiled.call,
+            feed=feed,
+            parallel=self.step.spec.parallel,
+            recorder=recorder,
+            progress=progress,
+            callbacks=options.callbacks,
+            evaluate=None if options.evaluation is None else evaluate,
+            evaluate_every=options.evaluate_every,
+            num_steps=plan.num_steps,
+            epoch_at=plan.epoch_at,
+            result=result,
+            guard=guard,
+        )
+
+    def _evaluate(self, options: FitOptions, state: TrainState, step: int) -> Evaluation:
+        return self.start_evaluation(state, options.evaluation, batch=options.data.batch, step=step)
+
+
+def scalar(leaf: Any) -> int:
+    """An integer counter of the state; under `pmap` the copy of the first device. Waits for it."""
+    return int(np.asarray(leaf.addressable_data(0)).ravel()[0])
+
+
+def _first_batch(feed: Feed[PlacedBatch]) -> PlacedBatch:
+    first = next(feed, None)
+    if first is None:
+        raise DataError(
+            what="the data gave no batch of full size",
+            why="there is no step to make",
+            fix="pass more rows, a smaller batch, or remainder='pad'",
+        )
+    return first
+
+
+def _report(
+    result: LoopResult, plan: RunPlan, document: Mapping[str, Any], *, recorder: EventSink, compile_s: float,
+    total_s: float, skipped_before: int, folder: RunFolder | None,
+) -> Report:  # fmt: skip
+    counts = document["counts"]
+    speed = result.clock.summary()
+    steps = result.step - result.first_step
+    stopped = result.stopped
+    if stopped is None and result.failure is not None:
+        stopped = result.failure.what
+    if stopped is None and plan.num_steps is not None and steps < plan.num_steps:
+        stopped = "the data ended"
+    return Report(
+        task=document["task"],
+        scheme=document["parallel"]["scheme"],
+        devices=document["devices"]["count"],
+        global_batch=counts["global_batch"],
+        per_device_batch=counts["per_device_batch"],
+        accumulation=document["parallel"]["accumulation"],
+        steps=steps,
+        last_step=result.step,
+        epochs=plan.epoch_at(result.step),
+        rows_seen=result.rows,
+        rows_dropped=plan.dropped_rows(result.first_step, result.step),
+        skipped_updates=int(result.skipped) - skipped_before,
+        compile_s=compile_s,
+        total_s=total_s,
+        samples_per_s=speed.samples_per_s,
+        step_p50_s=speed.step_p50_s,
+        step_p95_s=speed.step_p95_s,
+        input_wait_share=speed.input_wait_share,
+        final=result.values,
+        evaluation=result.evaluation,
+        stopped=stopped,
+        notices=tuple(_notices(result, plan, recorder)),
+        run_folder=None if folder is None else str(folder.path),
+    )
+
+
+def _notices(result: LoopResult, plan: RunPlan, recorder: EventSink) -> list[str]:
+    notices: list[str] = []
+    if plan.stream is not None and plan.stream.count.dropped_batches:
+        count = plan.stream.count
+        notices.append(
+            f"{format_count(count.dropped_batches, 'batch')} smaller than the first left out, "
+            f"{format_count(count.dropped_rows, 'row')}; remainder='pad' trains on them with the same program"
+        )
+    if recorder.failure is not None:
+        notices.append(f"events were lost: {recorder.failure}")
+    loss = result.values.get("train/loss", math.nan)
+    if not math.isfinite(loss) and result.failure is None:
+        notices.append("the last loss is not finite")
+    return notices

@@ -1,0 +1,106 @@
+"""Host batches to where the scheme wants them.
+
+Owns: the transfer of rows, the mask of valid rows, the device axis of the `pmap` scheme.
+Invariant: every placed batch of a run has one layout, so a step compiles once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from paceline.base.errors import BatchSizeError
+from paceline.data.batch import HostBatch, check_batch
+from paceline.engine.parallel import Parallel
+from paceline.topology.mesh import replicated, split_rows
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedBatch:
+    """A global batch on the devices.
+
+    Args:
+      data: leaves ``[B@data, ...]``; under `pmap` ``[K, B/K, ...]``.
+      valid: bool, same leading dims; False marks padding.
+      host: the batch it was made from.
+    """
+
+    data: Any
+    valid: Array
+    host: HostBatch
+
+    @property
+    def rows(self) -> int:
+        """Valid rows."""
+        return self.host.rows
+
+
+class Placer:
+    """Puts host batches on the devices of a mesh. Safe to call from the feed's thread."""
+
+    def __init__(self, parallel: Parallel, mesh: jax.sharding.Mesh) -> None:
+        self._parallel = parallel
+        self._num_devices = mesh.size
+        self._rows, self._whole = split_rows(mesh), replicated(mesh)
+        self._all_valid: dict[tuple[int, int | None], Array] = {}
+        # A feed runs `place` in its own thread, where JAX forgets what a `with jax.enable_x64()` block had set.
+        self._x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]: set at run time by JAX
+
+    def train_batch(self, host: HostBatch) -> PlacedBatch:
+        """Split over the devices; under `pmap` with a leading device axis."""
+        axis = self._num_devices if self._parallel.scheme == "pmap" else None
+        with jax.enable_x64(self._x64):
+            data = jax.device_put(_with_axis(host.data, axis), self._rows)
+            return PlacedBatch(data, self._valid(host, axis), host)
+
+    def evaluation_batch(self, host: HostBatch) -> PlacedBatch:
+        """Split over the devices if the rows divide, else whole on each device, which then all compute the same rows."""
+        size = host.rows if host.valid is None else len(host.valid)
+        split = size % self._num_devices == 0
+        with jax.enable_x64(self._x64):
+            data = jax.device_put(host.data, self._rows if split else self._whole)
+            if split:
+                return PlacedBatch(data, self._valid(host, None), host)
+            return PlacedBatch(data, jax.device_put(host.mask(), self._whole), host)
+
+    def user_batch(self, batch: Any) -> PlacedBatch:
+        """A batch that the user made: checked, then split over the devices.
+
+        Raises:
+          DataError, BatchSizeError: no rows, or rows that do not split over devices and microbatches.
+        """
+        rows = self.check(batch)
+        host = HostBatch(batch, None, rows=rows, epoch=0, position=0, indices=None)
+        return self.train_batch(host)
+
+    def check(self, batch: Any) -> int:
+        """The rows of a batch, after the check that they split evenly."""
+        try:
+            return check_batch(batch, devices=self._num_devices, microbatches=self._parallel.accumulation)
+        except BatchSizeError as error:
+            error.fix = error.fix.replace("--batch ", "a batch of ").replace("--remainder pad", "fit(remainder='pad')")
+            raise
+
+    def _valid(self, host: HostBatch, axis: int | None) -> Array:
+        if host.valid is not None:
+            return jax.device_put(_with_axis(host.valid, axis), self._rows)
+        key = (host.rows, axis)
+        if key not in self._all_valid:
+            self._all_valid[key] = jax.device_put(_with_axis(host.mask(), axis), self._rows)
+        return self._all_valid[key]
+
+
+def _with_axis(tree: Any, num_devices: int | None) -> Any:
+    """``[B, ...]`` to ``[K, B/K, ...]``, or as it is."""
+    if num_devices is None:
+        return tree
+
+    def split(leaf: Any) -> Any:
+        array = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
+        return array.reshape(num_devices, array.shape[0] // num_devices, *array.shape[1:])
+
+    return jax.tree.map(split, tree)

@@ -1,0 +1,258 @@
+"""`Trainer`: a task, an optimizer and devices, joined.
+
+Owns: the public methods and what they share (mesh, compiled programs).
+Not here: the loop (`train.loop`), the step (`engine`), batches (`data`).
+Invariant: one trainer compiles one program for each shape of batch, over all its calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from paceline.base.errors import StateError, TaskError
+from paceline.data.batch import Remainder
+from paceline.data.feed import Feed
+from paceline.engine.evaluation import EvaluationFunction
+from paceline.engine.metrics import StepMetrics
+from paceline.engine.parallel import Parallel
+from paceline.engine.rng import base_key
+from paceline.engine.state import TrainState, add_device_axis, drop_device_axis, new_state, place_state
+from paceline.engine.step import StepFunction
+from paceline.engine.update import Schedule, StepSpec
+from paceline.engine.usercode import user_code
+from paceline.task.task import Initial, Task
+from paceline.telemetry.progress import Mode
+from paceline.topology.devices import choose_devices
+from paceline.topology.mesh import data_mesh, replicated, split_rows
+from paceline.train.batching import DataOptions
+from paceline.train.evaluate import Evaluation, Evaluator
+from paceline.train.fit import Fit, FitOptions, scalar
+from paceline.train.loop import Callback
+from paceline.train.place import PlacedBatch, Placer
+from paceline.train.report import Report
+
+_INIT_STREAM = 0x1A17  # keeps the parameters' key apart from the keys of steps 0, 1, 2, ...
+
+
+class Trainer:
+    """Trains a task on K devices.
+
+    Args:
+      task: the user's loss, from `paceline.task` or an adapter.
+      optimizer: any optax optimizer; its schedules count updates.
+      devices: how many devices, or which; default: all that are visible.
+      parallel: scheme, accumulation, precision and the rest.
+      schedule: learning rate by update, for reports only; optax does not tell it.
+    Raises: DeviceError: devices that are not there. SchemeError: BatchNorm that cannot be synced.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: optax.GradientTransformation,
+        *,
+        devices: int | Sequence[jax.Device] | None = None,
+        parallel: Parallel | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
+        if not isinstance(task, Task):
+            raise TaskError(
+                what=f"the task is of type {type(task).__name__}",
+                why="a trainer needs to know how to call the loss",
+                fix="wrap the loss: paceline.Trainer(paceline.task(loss), ...)",
+            )
+        self.mesh = data_mesh(choose_devices(devices))
+        self.parallel = parallel or Parallel()
+        spec = StepSpec(task, optimizer, self.parallel, self.mesh, schedule)
+        self._step = StepFunction(spec)
+        self.spec = self._step.spec
+        self._placer = Placer(self.parallel, self.mesh)
+        self._evaluator = Evaluator(
+            EvaluationFunction(self.spec.task, self.parallel), self._placer, num_devices=self.num_devices
+        )
+        self._fit = Fit(self._step, self._placer, self._start_evaluation)
+
+    @property
+    def num_devices(self) -> int:
+        """K."""
+        return self.mesh.size
+
+    @property
+    def compilations(self) -> int:
+        """Step programs compiled so far: one for each shape of batch."""
+        return self._step.compilations
+
+    def init(self, params: Any = None, *, model_state: Any = None, seed: int = 0) -> TrainState:
+        """The state before the first step, made where it will live.
+
+        Args:
+          params: parameters, any tree of floating-point arrays; None lets the task make them from the seed. They stay the
+            caller's: the step never reuses their memory.
+          model_state: what the model carries beside `params`.
+          seed: of the parameters (if the task makes them), of dropout and of everything else random in the step.
+        Raises: TaskError: no parameters given and the task has no init. StateError: a parameter that is no float array.
+        """
+        make = functools.partial(new_state, self.spec.optimizer, self.parallel, seed=seed)
+        if params is not None:
+            given = jax.tree.map(_as_array, (params, {} if model_state is None else model_state))
+            # As inputs, not as constants of the program: large constants are slow to compile.
+            inputs = jax.device_put(given, replicated(self.mesh), may_alias=False)
+            return self._make(lambda params, model_state: make(params=params, model_state=model_state), *inputs)
+        task = self.spec.task
+        if task.init is None:
+            raise TaskError(
+                what=f"task {task.name!r} has no init, and Trainer.init was given no parameters",
+                why="there is nothing to train",
+                fix="pass the parameters to init, or make the task with paceline.task(loss, init=...)",
+            )
+        return self._make(lambda: make(**_initial(task, seed)))
+
+    def _make(self, make: Callable[..., TrainState], *inputs: Any) -> TrainState:
+        """Run `make` as one program whose outputs are born where they will live."""
+        classic = self.parallel.scheme == "pmap"
+        add_axis = functools.partial(add_device_axis, num_devices=self.num_devices)
+        program = jax.jit(
+            (lambda *inputs: add_axis(make(*inputs))) if classic else make,
+            out_shardings=split_rows(self.mesh) if classic else replicated(self.mesh),
+        )
+        with user_code(f"the init of task {self.spec.task.name!r}"):
+            return program(*inputs)
+
+    def place(self, state: TrainState) -> TrainState:
+        """A state without device axis, for example one from the host, copied to where this trainer keeps states."""
+        return place_state(state, self.parallel, self.mesh)
+
+    def single(self, state: TrainState) -> TrainState:
+        """The state as one device has it: without the device axis of `pmap`, replicated over the mesh."""
+        return drop_device_axis(state, self.parallel, self.mesh)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:
+        """One update.
+
+        Args:
+          state: from `init` or an earlier step; with donation on (the default) it cannot be used afterwards.
+          batch: leaves ``[B, ...]`` on the host, B a multiple of K times the accumulation; or a batch of `feed`.
+        Returns: the next state and the step's numbers, which the devices may still be computing.
+        Raises: BatchSizeError, DataError: rows that do not split. TaskError, LossError, StateError: the task cannot be
+          traced.
+        """
+        placed = batch if isinstance(batch, PlacedBatch) else self._placer.user_batch(batch)
+        return self._step(state, placed.data, placed.valid)
+
+    def compiled(self, state: TrainState, batch: Any) -> Any:
+        """The compiled program of `step` for these shapes (`jax.stages.Compiled`): text, memory, cost."""
+        placed = batch if isinstance(batch, PlacedBatch) else self._placer.user_batch(batch)
+        return self._step.compiled(state, placed.data, placed.valid).program
+
+    def feed(
+        self,
+        data: Any,
+        *,
+        batch: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Remainder = "drop",
+        prefetch: int = 2,
+        first_step: int = 0,
+    ) -> Feed[PlacedBatch]:
+        """Batches on the devices, made ahead by a background thread; for your own loop around `step`.
+
+        Use it in a ``with`` block. Arguments as in `fit`; `first_step` is the step to begin at.
+        """
+        options = FitOptions(DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch))
+        plan = self._fit.plan(data, options, first_step)
+        return Feed(plan.host_batches, self._placer.train_batch, depth=prefetch)
+
+    def evaluate(
+        self, state: TrainState, data: Any, *, batch: int | None = None, use_ema: bool = False
+    ) -> dict[str, float]:
+        """Mean loss and metrics over all rows of `data`, each counted once.
+
+        Args:
+          batch: rows at once (default 256); does not change the result.
+          use_ema: evaluate the moving average of the parameters.
+        Returns: ``loss``, every metric of the task, and ``rows``. Nothing is dropped, whatever the number of rows.
+        """
+        return self._start_evaluation(state, data, batch=batch, step=scalar(state.step), use_ema=use_ema).result()
+
+    def fit(
+        self,
+        state: TrainState,
+        data: Any,
+        *,
+        batch: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Remainder = "drop",
+        prefetch: int = 2,
+        evaluation: Any = None,
+        evaluate_every: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        run: str | os.PathLike[str] | None = None,
+        progress: Mode = "none",
+        config: Mapping[str, Any] | None = None,
+    ) -> tuple[TrainState, Report]:
+        """Train for so many steps or epochs more, from the step that the state has.
+
+        Args:
+          data: `paceline.rows`, arrays, a map-style data set, or an iterable of ready batches.
+          batch: rows B of the global batch; the devices share it.
+          steps, epochs: how long; one of the two.
+          shuffle, seed: the order of rows, new in each epoch and the same for any number of devices.
+          remainder: rows that do not fill a batch are dropped and counted, padded with zero weight, or refused.
+          prefetch: batches made ahead.
+          evaluation: data for `evaluate`, after the last step and every `evaluate_every` updates.
+          callbacks: called with (step, values) for each finished step and evaluation; True ends the run.
+          run: folder for ``run.json``, events and ``report.json``; must not exist or be empty.
+          progress: what the terminal shows: ``auto``, ``rich``, ``plain`` or ``none``.
+          config: what ``run.json`` should say about where the run came from.
+        Returns: the last state and the report.
+        Raises:
+          Interrupted: Ctrl-C; carries state and report.
+          NonFiniteError, DataError: a step was not finite and the policy is to stop.
+          BatchSizeError, OptionError, RunFolderError, TaskError, LossError: as their names say, before the first step.
+        """
+        options = FitOptions(
+            data=DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch),
+            evaluation=evaluation,
+            evaluate_every=evaluate_every,
+            callbacks=callbacks,
+            run=run,
+            progress=progress,
+            config=config or {},
+        )
+        return self._fit.run(state, data, options=options)
+
+    def _start_evaluation(
+        self, state: TrainState, data: Any, *, batch: int | None, step: int, use_ema: bool = False
+    ) -> Evaluation:
+        if use_ema and state.ema is None:
+            raise StateError(
+                what="use_ema=True, but the state holds no moving average",
+                why="there is nothing to evaluate",
+                fix="train with Parallel(ema_decay=0.999), or leave use_ema out",
+            )
+        return self._evaluator.start(self.single(state), data, batch=batch, step=step, use_ema=use_ema)
+
+
+def _initial(task: Task, seed: int) -> dict[str, Any]:
+    """Parameters and model state that the task makes from the seed. Traceable."""
+    assert task.init is not None, "checked by Trainer.init"
+    made = task.init(jax.random.fold_in(base_key(seed), _INIT_STREAM))
+    params, model_state = made if isinstance(made, Initial) else (made, {})
+    return {"params": params, "model_state": model_state}
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
