@@ -58,4 +58,4 @@ def format_percent(share: int | float) -> str:
     percent = 100 * share
     if 0 < percent < 0.01:
         return "<0.01 %"
-    return f"{percent:,.0f} %" if percent >= 999.5 else f"{percent:.3g} %"
+    return f"{percent:,.0f} %" if abs(percent) >= 999.5 else f"{percent:.3g} %"

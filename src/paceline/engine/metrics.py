@@ -48,7 +48,7 @@ class StepMetrics:
 
     def is_ready(self) -> bool:
         """Whether the devices have finished the step, so that `fetch` does not wait."""
-        return self.values.is_ready()
+        return self.values.is_ready()  # pyright: ignore[reportAttributeAccessIssue]: Array has it; the stubs lack it
 
     def wait(self) -> None:
         """Return once the devices have finished the step."""

@@ -71,7 +71,7 @@ def sum_rows(
             task, parallel, params=params, model_state=model_state, batch=rows, valid=mask,
             key=key_of(index, mask.shape[0]), scale=scale, parts=parts * count,
         )  # fmt: skip
-        means = batch_means(task.statistics, state.model_state, model_state, sums.model_state)
+        means = batch_means(task.statistics, first=state.model_state, before=model_state, after=sums.model_state)
         return sums._replace(model_state=None, means=[]), (sums.model_state, means)
 
     if count == 1:
@@ -100,7 +100,7 @@ def _microbatch(
     task: Task, parallel: Parallel, *, params: Any, model_state: Any, batch: Any, valid: Array, key: Array,
     scale: Array | float, parts: int,
 ) -> Sums:  # fmt: skip
-    """Differentiate total / nominal weight of one microbatch. Parameters come in float32, gradients leave in float32."""
+    """Differentiate total / nominal weight of one microbatch. Parameters and gradients are float32."""
 
     def objective(params: Any) -> tuple[Array, tuple[dict[str, Totals], Any, Array]]:
         compute_params = cast_floats(params, parallel.precision)

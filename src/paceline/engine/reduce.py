@@ -18,7 +18,7 @@ from paceline.engine.parallel import ReduceDtype
 
 
 def sum_gradients(gradients: Any, axis: str, *, dtype: ReduceDtype | None) -> Any:
-    """Sum of every device's gradients, each leaf on the wire as `dtype` (default: as it is) and back in its own type."""
+    """Sum of every device's gradients; on the wire as `dtype` (default: as they are), then in their own type again."""
 
     def reduce(leaf: Array) -> Array:
         wire = leaf if dtype is None else leaf.astype(dtype)

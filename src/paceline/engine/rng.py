@@ -2,16 +2,17 @@
 
 Owns: the three dropout streams, and the positional generator behind the `global` one.
 Invariant: under the `global` stream a draw with one entry a row has the random bits of the one-device draw for the same
-rows, whatever the scheme, the number of devices K and the number of microbatches n. (A mask is then equal bit for bit; a
-normal draw to the last place, since compilers vectorise its logarithm by array size.)
+rows, whatever the scheme, the number of devices K and the number of microbatches n. (A mask is then equal bit for bit;
+a normal draw to the last place, since compilers vectorise its logarithm by array size.)
 
-How: JAX's partitionable threefry gives entry i of a draw as a hash of (key, i). A part of the batch that holds the global
-rows ``start, start + stride, ...`` therefore can compute its entries of the one-device draw alone, with no communication.
-`positional_key` makes a typed key that does so for each draw whose leading dim is the number of rows of the part.
+How: JAX's partitionable threefry gives entry i of a draw as a hash of (key, i). A part of the batch that holds the
+global rows ``start, start + stride, ...`` therefore can compute its entries of the one-device draw alone, with no
+communication. `positional_key` makes a typed key that does so for each draw whose leading dim is the number of rows of
+the part.
 
-A split into as many keys as there are rows is ambiguous: one key a row (then under vmap), or one key for each of so many
-layers? A positional key carries both candidates and the later draw decides: with a leading row dim it is the layers' key
-at this part's rows, otherwise it is the row's own key.
+A split into as many keys as there are rows is ambiguous: one key a row (then under vmap), or one key for each of so
+many layers? A positional key carries both candidates and the later draw decides: with a leading row dim it is the
+layers' key at this part's rows, otherwise it is the row's own key.
 
 Shapes: b = rows of the part, B = rows of the whole batch. A positional key has data ``uint32[6]``: the layers' key (2),
 the row's key (2), start, stride.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +54,7 @@ def positional_key(key: Array, *, rows: int, start: Array | int, stride: int) ->
     """
     words = jax.random.key_data(key)
     place = jnp.stack([jnp.asarray(start, jnp.uint32), jnp.asarray(stride, jnp.uint32)])
-    return jax.random.wrap_key_data(jnp.concatenate([words, words, place]), impl=_positional_impl(rows))  # pyright: ignore[reportArgumentType]: an implementation object is documented as accepted
+    return jax.random.wrap_key_data(jnp.concatenate([words, words, place]), impl=_positional_impl(rows))
 
 
 @functools.cache
@@ -73,7 +75,7 @@ def _seed(seed: Array) -> Array:
     return jnp.concatenate([words, words, jnp.array([0, 1], jnp.uint32)])
 
 
-def _fold_in(key: Array, data: Array) -> Array:
+def _fold_in(key: Array, data: Any) -> Array:
     counts = jnp.stack([jnp.zeros((), jnp.uint32), jnp.asarray(data).astype(jnp.uint32)])
     lanes = [extend_random.threefry_2x32(lane, counts) for lane in (key[:2], key[2:4])]
     return jnp.concatenate([*lanes, key[4:]])

@@ -1,6 +1,7 @@
 """Linear scaling of the learning rate with the global batch.
 
-Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", sections 2.1 (linear scaling rule) and 2.2 (gradual warm-up).
+Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", sections 2.1 (linear scaling rule) and 2.2 (gradual
+warm-up).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def scaled_learning_rate(
 ) -> Schedule:
     """Learning rate by update for a global batch of another size than the one it was tuned for.
 
-    Rises linearly from `base_rate` to ``base_rate * batch / base_batch`` over `warmup_steps` updates, then stays or falls
-    on a half cosine to 0 at `total_steps`. Counts updates, not microbatches and not epochs.
+    Rises linearly from `base_rate` to ``base_rate * batch / base_batch`` over `warmup_steps` updates, then stays or
+    falls on a half cosine to 0 at `total_steps`. Counts updates, not microbatches and not epochs.
 
     Args:
       base_rate: the rate that works with `base_batch`.

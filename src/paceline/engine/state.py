@@ -72,7 +72,7 @@ def new_state(
     )
 
 
-def place_state(state: TrainState, parallel: Parallel, mesh: Mesh) -> TrainState:
+def place_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainState:
     """Copy a state without device axis to where the scheme keeps it. The given arrays stay the caller's."""
     if parallel.scheme != "pmap":
         return jax.device_put(state, replicated(mesh), may_alias=False)
@@ -84,14 +84,14 @@ def add_device_axis(state: Any, *, num_devices: int) -> Any:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_devices, *leaf.shape)), state)
 
 
-def drop_device_axis(state: TrainState, parallel: Parallel, mesh: Mesh) -> TrainState:
+def drop_device_axis(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainState:
     """The state as one device has it, replicated over the mesh; under `pmap` the copy of the first device."""
     if parallel.scheme != "pmap":
         return state
     return jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), out_shardings=replicated(mesh))(state)
 
 
-def check_device_axis(state: TrainState, parallel: Parallel, num_devices: int) -> None:
+def check_device_axis(state: TrainState, *, parallel: Parallel, num_devices: int) -> None:
     """Raise StateError naming the first leaf that lacks the leading device axis of the `pmap` scheme."""
     if parallel.scheme != "pmap":
         return

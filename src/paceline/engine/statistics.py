@@ -1,13 +1,13 @@
 """Model state that every device changed on its own rows, merged to one.
 
 Owns: the running mean and variance of the union of all devices' rows (law of total variance).
-Invariant: after a merge every device holds the same model state; with declared statistics it is that of one device which
-normalised by local statistics but saw all rows.
+Invariant: after a merge every device holds the same model state; with declared statistics it is that of one device
+which normalised by local statistics but saw all rows.
 
 With momentum m, microbatches j = 0..n-1 and devices d, a running value after the update is
-``m**n r + sum_j m**(n-1-j) (1-m) s_j``. A mean is linear in the rows, so averaging over devices is exact. The variance of
-the union is ``s_j = mean_d v_dj + var_d(u_dj)`` with local means u_dj, so averaging leaves out the second term; it is
-added here. Local means are recovered from the running mean before and after the microbatch.
+``m**n r + sum_j m**(n-1-j) (1-m) s_j``. A mean is linear in the rows, so averaging over devices is exact. The variance
+of the union is ``s_j = mean_d v_dj + var_d(u_dj)`` with local means u_dj, so averaging leaves out the second term; it
+is added here. Local means are recovered from the running mean before and after the microbatch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_statistics(statistics: Sequence[RunningStatistics], model_state: Any) 
             )
 
 
-def batch_means(statistics: Sequence[RunningStatistics], first: Any, before: Any, after: Any) -> list[Array]:
+def batch_means(statistics: Sequence[RunningStatistics], *, first: Any, before: Any, after: Any) -> list[Array]:
     """Local mean of one microbatch, for each declared statistic, minus the running mean before the update.
 
     Args:
@@ -66,14 +66,12 @@ def batch_means(statistics: Sequence[RunningStatistics], first: Any, before: Any
     ]
 
 
-def merge_model_state(
-    local: Any, means: Sequence[Array], *, statistics: Sequence[RunningStatistics], axis: str
-) -> Any:
+def merge_model_state(local: Any, means: Sequence[Array], *, statistics: Sequence[RunningStatistics], axis: str) -> Any:
     """The model state of all devices' rows together.
 
     Args:
-      local: this device's model state after all microbatches. Undeclared floating-point leaves are averaged, the largest
-        is taken of integers (counters advance alike).
+      local: this device's model state after all microbatches. Undeclared floating-point leaves are averaged, the
+        largest is taken of integers (counters advance alike).
       means: for each statistic ``[n, ...]``, the `batch_means` of every microbatch.
     """
     leaves = dict(named_leaves(local))

@@ -73,7 +73,7 @@ class StepFunction:
 
     def lowered(self, state: TrainState, batch: Any, valid: Array) -> jax.stages.Lowered:
         """The traced program before compilation."""
-        check_device_axis(state, self.spec.parallel, self.spec.mesh.size)
+        check_device_axis(state, parallel=self.spec.parallel, num_devices=self.spec.mesh.size)
         spec = self.spec
         if spec.parallel.scheme == "global_view":
             key = jax.eval_shape(lambda: jax.random.key(0))

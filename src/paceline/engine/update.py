@@ -47,7 +47,7 @@ class StepSpec:
     schedule: Schedule | None = None
 
 
-def apply_update(spec: StepSpec, state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
+def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
     """The next state and the numbers of the step, from sums over all rows of the global batch."""
     parallel = spec.parallel
     gradients, leaf_norms, norm = _mean_gradients(state, sums)

@@ -137,7 +137,7 @@ def _form_error(what: str, rows: int) -> PacelineError:
     return LossError(
         what=what,
         why="Paceline must know which rows a loss or metric belongs to in order to average it exactly over devices",
-        fix=f"return one value a row (shape ({rows},)), paceline.Weighted(total, weight), or a scalar mean over the rows",
+        fix=f"return one value a row (shape ({rows},)), paceline.Weighted(total, weight), or a scalar mean over rows",
     )
 
 

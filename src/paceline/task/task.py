@@ -77,8 +77,8 @@ def task(
     """Make a `Task` from a loss of two, three or four arguments.
 
     Args:
-      loss: ``f(params, batch)``, ``f(params, batch, rng)`` or ``f(params, model_state, batch, rng)``. The first two return
-        a loss in one of the three forms, or ``(loss, metrics)``; any may return an `Outcome`.
+      loss: ``f(params, batch)``, ``f(params, batch, rng)`` or ``f(params, model_state, batch, rng)``. The first two
+        return a loss in one of the three forms, or ``(loss, metrics)``; any may return an `Outcome`.
       init: makes the parameters from a key; not needed when `Trainer.init` is given them.
       evaluate: like `loss`, in evaluation mode.
       statistics: see `Task`.

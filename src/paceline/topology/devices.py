@@ -28,8 +28,8 @@ def simulate_devices(count: int) -> list[jax.Device]:
     """Make this process see `count` CPU devices. Call it before anything touches a device.
 
     Args:
-      count: number of simulated devices, at least 1. They share the machine's cores: right for correctness, not for speed.
-    Returns: the devices, in order.
+      count: number of simulated devices, at least 1. They share the machine's cores: right for correctness, not for
+    speed. Returns: the devices, in order.
     Raises: DeviceError: devices were used already and there are not `count` CPU devices, XLA_FLAGS asks for another
       count, or `count` is below 1.
     """

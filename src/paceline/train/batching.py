@@ -79,7 +79,9 @@ def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int
     for name in ("steps", "epochs"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise OptionError(what=f"{name}={value}", why="a run makes at least one update", fix=f"use {name}=1 or more")
+            raise OptionError(
+                what=f"{name}={value}", why="a run makes at least one update", fix=f"use {name}=1 or more"
+            )
     source = as_source(data)
     if isinstance(source, BatchStream):
         return _plan_stream(source, options, devices=devices, microbatches=microbatches)

@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 
 
 def run_document(
-    spec: StepSpec, options: DataOptions, plan: RunPlan, *, params: Any, batch: int, first_step: int,
+    spec: StepSpec, *, options: DataOptions, plan: RunPlan, params: Any, batch: int, first_step: int,
     config: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """The content of ``run.json``: config, versions, devices, scheme, counts."""
@@ -78,5 +78,6 @@ def header_lines(document: Mapping[str, Any]) -> list[str]:
     return [
         f"{document['task']}: {format_count(counts['parameters'], 'parameter')}, {parallel['precision']}, "
         f"scheme {parallel['scheme']} on {devices['count']} x {devices['kind']}",
-        f"batch {counts['global_batch']:,} = {devices['count']} x {counts['per_device_batch']:,} rows{accumulated}; {steps}",
+        f"batch {counts['global_batch']:,} = {devices['count']} x {counts['per_device_batch']:,} rows"
+        f"{accumulated}; {steps}",
     ]

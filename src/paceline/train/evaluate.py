@@ -1,8 +1,9 @@
 """Evaluation: every row counted once, whatever the form of the loss and the number of devices.
 
 Owns: the evaluation program, the treatment of the last uneven batch, exact sums over batches.
-Invariant: the result is that of one device over all rows. Per-row forms are padded and masked, so one program serves all
-batches; a scalar form cannot be masked, so its last uneven batch is computed whole on every device and counted once.
+Invariant: the result is that of one device over all rows. Per-row forms are padded and masked, so one program serves
+all batches; a scalar form cannot be masked, so its last uneven batch is computed whole on every device and counted
+once.
 
 One program serves all schemes: the whole batch is visible, as under `global_view`.
 """
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-
 
 from paceline.base.errors import DataError
 from paceline.data.batch import HostBatch, eval_batches
@@ -102,13 +102,13 @@ class Evaluator:
         placed = self._placer.evaluation_batch(host)
         return self._function.is_maskable(params, state.model_state, placed.data, state.rng)
 
-    def _batches(self, source: Source | BatchStream, batch: int | None, params: Any, state: TrainState) -> Iterator[HostBatch]:
+    def _batches(
+        self, source: Source | BatchStream, batch: int | None, params: Any, state: TrainState
+    ) -> Iterator[HostBatch]:
         if isinstance(source, BatchStream):
             return _own_sizes(source)
         size = _size(batch, source, self._num_devices)
-        return eval_batches(
-            source, size, devices=self._num_devices, pad=self._maskable(params, state, source, size)
-        )
+        return eval_batches(source, size, devices=self._num_devices, pad=self._maskable(params, state, source, size))
 
 
 def _own_sizes(stream: BatchStream) -> Iterator[HostBatch]:
@@ -125,5 +125,3 @@ def _size(batch: int | None, source: Source, num_devices: int) -> int:
     """The batch asked for (or 256), not above the rows there are, rounded up to a multiple of the devices."""
     wanted = min(batch or 256, len(source))
     return -(-wanted // num_devices) * num_devices
-
-

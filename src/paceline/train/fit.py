@@ -1,8 +1,8 @@
 """One call of `Trainer.fit`: what is set up around the loop, in which order, and the report behind it.
 
 Owns: plan, run folder, feed, compilation, loop and report, joined.
-Invariant: what can be refused is refused before the first step; once there is a run folder, however the run ends its last
-event and its report say how.
+Invariant: what can be refused is refused before the first step; once there is a run folder, however the run ends its
+last event and its report say how.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Fit:
         """Train as asked. Raises as `Trainer.fit` says."""
         start_s = time.perf_counter()
         first_step, skipped = scalar(state.step), scalar(state.skipped)
-        plan = self.plan(data, options, first_step)
+        plan = self.plan(data, options, first_step=first_step)
         with ExitStack() as stack:
             folder = None if options.run is None else RunFolder.create(options.run)
             recorder = stack.enter_context(
@@ -74,7 +74,7 @@ class Fit:
             feed = stack.enter_context(Feed(plan.host_batches, self.placer.train_batch, depth=options.data.prefetch))
             first = _first_batch(feed)
             document = run_document(
-                self.step.spec, options.data, plan, params=state.params, batch=first.valid.size,
+                self.step.spec, options=options.data, plan=plan, params=state.params, batch=first.valid.size,
                 first_step=first_step, config=options.config,
             )  # fmt: skip
             if folder is not None:
@@ -101,7 +101,7 @@ class Fit:
             raise Interrupted(state, report)
         return state, report
 
-    def plan(self, data: Any, options: FitOptions, first_step: int) -> RunPlan:
+    def plan(self, data: Any, options: FitOptions, *, first_step: int) -> RunPlan:
         """The batches of the run."""
         if options.evaluate_every is not None and options.evaluate_every < 1:
             raise OptionError(

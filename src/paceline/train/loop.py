@@ -2,8 +2,8 @@
 
 Owns: the order of things in a run, the time of each step, what is recorded when.
 Not here: mathematics (`engine`), batches (`train.batching`), the words of the report (`train.report`).
-Invariant: a value is fetched only when the device has finished it, except at the last step. What bounds the host is a wait
-for the completion of an older step: `AHEAD` steps are always queued behind it, so the devices never idle for it.
+Invariant: a value is fetched only when the device has finished it, except at the last step. What bounds the host is a
+wait for the completion of an older step: `AHEAD` steps are always queued behind it, so the devices never idle for it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Loop:
     finished_s: float = 0.0
 
     def run(self, state: TrainState, first: PlacedBatch) -> TrainState:
-        """Train on `first` and on everything that the feed gives. Returns the last state; never raises for bad numbers."""
+        """Train on `first` and on all that the feed gives; returns the last state. A bad number ends it, no error."""
         result = self.result
         follows_step = False
         last_evaluated = -1
@@ -146,7 +146,7 @@ class Loop:
         result = self.result
         fetched = item.metrics.fetch()
         if must_stop(self.parallel, fetched, skipped_before=result.skipped) and result.failure is None:
-            result.failure = nonfinite_error(item.step, fetched, item.metrics, item.batch.host)
+            result.failure = nonfinite_error(item.step, values=fetched, metrics=item.metrics, host=item.batch.host)
         result.skipped = fetched["skipped_updates"]
         values = {f"train/{name}": value for name, value in fetched.items()}
         values[TRAIN_ROWS.key] = item.batch.rows

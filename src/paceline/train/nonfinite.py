@@ -24,7 +24,7 @@ def must_stop(parallel: Parallel, values: Mapping[str, float], *, skipped_before
     return parallel.precision != "float16" or values["loss_scale"] <= MINIMUM_SCALE
 
 
-def nonfinite_error(step: int, values: Mapping[str, float], metrics: StepMetrics, host: HostBatch) -> PacelineError:
+def nonfinite_error(step: int, *, values: Mapping[str, float], metrics: StepMetrics, host: HostBatch) -> PacelineError:
     """The error for a step that was not finite; a DataError when the batch itself holds the culprit."""
     in_data = _bad_row(host)
     if in_data is not None:

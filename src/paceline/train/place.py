@@ -58,7 +58,7 @@ class Placer:
             return PlacedBatch(data, self._valid(host, axis), host)
 
     def evaluation_batch(self, host: HostBatch) -> PlacedBatch:
-        """Split over the devices if the rows divide, else whole on each device, which then all compute the same rows."""
+        """Split over the devices if the rows divide, else whole on each of them, which then all compute the same."""
         size = host.rows if host.valid is None else len(host.valid)
         split = size % self._num_devices == 0
         with jax.enable_x64(self._x64):

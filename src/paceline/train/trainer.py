@@ -93,8 +93,8 @@ class Trainer:
         """The state before the first step, made where it will live.
 
         Args:
-          params: parameters, any tree of floating-point arrays; None lets the task make them from the seed. They stay the
-            caller's: the step never reuses their memory.
+          params: parameters, any tree of floating-point arrays; None lets the task make them from the seed. They stay
+            the caller's: the step never reuses their memory.
           model_state: what the model carries beside `params`.
           seed: of the parameters (if the task makes them), of dropout and of everything else random in the step.
         Raises: TaskError: no parameters given and the task has no init. StateError: a parameter that is no float array.
@@ -127,11 +127,11 @@ class Trainer:
 
     def place(self, state: TrainState) -> TrainState:
         """A state without device axis, for example one from the host, copied to where this trainer keeps states."""
-        return place_state(state, self.parallel, self.mesh)
+        return place_state(state, parallel=self.parallel, mesh=self.mesh)
 
     def single(self, state: TrainState) -> TrainState:
         """The state as one device has it: without the device axis of `pmap`, replicated over the mesh."""
-        return drop_device_axis(state, self.parallel, self.mesh)
+        return drop_device_axis(state, parallel=self.parallel, mesh=self.mesh)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:
         """One update.
@@ -169,7 +169,7 @@ class Trainer:
         Use it in a ``with`` block. Arguments as in `fit`; `first_step` is the step to begin at.
         """
         options = FitOptions(DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch))
-        plan = self._fit.plan(data, options, first_step)
+        plan = self._fit.plan(data, options, first_step=first_step)
         return Feed(plan.host_batches, self._placer.train_batch, depth=prefetch)
 
     def evaluate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -17,7 +16,7 @@ from paceline.topology.mesh import DATA_AXIS
 def build(spec: StepSpec) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """The step ``(state [K, ...], batch [K, B/K, ...], valid [K, B/K]) -> (state [K, ...], metrics)``."""
     return jax.pmap(
-        functools.partial(local_step, spec),
+        local_step(spec),
         axis_name=DATA_AXIS,
         devices=list(spec.mesh.devices.flat),
         in_axes=(0, 0, 0),

@@ -42,4 +42,4 @@ def _step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[
         spec.task, spec.parallel, state=state, batch=batch, valid=valid, key_of=key_of, parts=1,
         place=lambda tree: lax.with_sharding_constraint(tree, split_microbatch_rows(spec.mesh)),
     )  # fmt: skip
-    return apply_update(spec, state, sums)
+    return apply_update(spec, state=state, sums=sums)

@@ -5,6 +5,8 @@ Invariant: gradients are accumulated over all microbatches without communication
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,15 +21,19 @@ from paceline.engine.statistics import check_statistics, merge_model_state
 from paceline.engine.update import StepSpec, apply_update
 from paceline.topology.mesh import DATA_AXIS
 
+LocalStep = Callable[[TrainState, Any, Array], tuple[TrainState, StepMetrics]]
 
-def local_step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
-    """One update from this device's rows, with axis ``data`` bound.
 
-    Args:
-      state: without a device axis, the same on every device.
-      batch: this device's rows ``[B/K, ...]``.
-      valid: bool ``[B/K]``.
+def local_step(spec: StepSpec) -> LocalStep:
+    """The update from one device's rows: ``(state, batch [B/K, ...], valid [B/K]) -> (state, metrics)``.
+
+    To be called with axis ``data`` bound. The state has no device axis and is the same on every device, before and
+    after.
     """
+    return functools.partial(_step, spec)
+
+
+def _step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
     num_devices = spec.mesh.size
     statistics = () if spec.parallel.synced_batch_norm else spec.task.statistics
     if num_devices > 1 and not spec.parallel.synced_batch_norm:
@@ -40,7 +46,8 @@ def local_step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> t
     model_state = merge_model_state(sums.model_state, means, statistics=statistics, axis=DATA_AXIS)
     gradients = sum_gradients(sums.gradients, DATA_AXIS, dtype=spec.parallel.reduce_dtype)
     totals = sum_packed(sums.totals, DATA_AXIS)
-    return apply_update(spec, state, sums._replace(gradients=gradients, totals=totals, model_state=model_state))
+    reduced = sums._replace(gradients=gradients, totals=totals, model_state=model_state)
+    return apply_update(spec, state=state, sums=reduced)
 
 
 def _key_of(spec: StepSpec, state: TrainState, rows: int) -> KeyOf:

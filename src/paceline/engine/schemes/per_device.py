@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -18,12 +17,12 @@ from paceline.topology.mesh import DATA_AXIS
 def build(spec: StepSpec) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """The jitted step ``(state, batch [B@data, ...], valid [B@data]) -> (state, metrics)``.
 
-    The replication check of shard_map is off: under it a one-device loss with a scan over zeros would not trace. Nothing
-    relies on it, since every value that leaves `local_step` has been reduced.
+    The replication check of shard_map is off: under it a one-device loss with a scan over zeros would not trace.
+    Nothing relies on it, since every value that leaves `local_step` has been reduced.
     """
     whole, rows = PartitionSpec(), PartitionSpec(DATA_AXIS)
     mapped = jax.shard_map(
-        functools.partial(local_step, spec),
+        local_step(spec),
         mesh=spec.mesh,
         in_specs=(whole, rows, rows),
         out_specs=whole,

@@ -1,0 +1,79 @@
+"""`paceline COMMAND ...`: finds the command and renders errors.
+
+Owns: the list of commands, help, version, exit codes, the words of an error on the terminal.
+Invariant: a user's mistake ends with what, why and fix on standard error and exit code 2, never with a traceback.
+
+Exit codes: 0 done, 1 the run failed (a loss that is not finite), 2 a user's mistake, 130 interrupted.
+
+This module imports no jax, so that ``paceline --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable
+
+from paceline.base.errors import OptionError, PacelineError, nearest
+from paceline.base.exits import INTERRUPTED
+
+COMMANDS = {
+    "train": "train a recipe or your own task on all devices",
+}
+
+_EXAMPLES = """\
+examples:
+  paceline train image --simulate 4        a shipped recipe on 4 simulated CPU devices
+  paceline train my_task.py --batch 1024   your own task on all devices
+  paceline train image --help              every option"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+      argv: arguments without the program's name; default: those of the process.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(arguments)
+    except PacelineError as error:
+        if "--traceback" in arguments:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"paceline {importlib.metadata.version('paceline')}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        raise OptionError(
+            what=f"{name!r} is no command{nearest(name, COMMANDS)}",
+            why="paceline does not know what to do",
+            fix="use one of " + ", ".join(COMMANDS) + "; paceline --help lists them",
+        )
+    run: Callable[[list[str]], int] = importlib.import_module(f"paceline.cli.{name}").run
+    return run(arguments[1:])
+
+
+def _usage() -> str:
+    commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: paceline COMMAND [OPTIONS]\n\n"
+        "Trains a JAX loss written for one device on all of them.\n\n"
+        f"commands:\n{commands}\n\n{_EXAMPLES}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

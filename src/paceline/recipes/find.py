@@ -1,0 +1,98 @@
+"""Finding what `paceline train NAME_OR_FILE` means.
+
+Owns: the list of shipped recipes, loading a user's file.
+Invariant: a name that is neither leads to an error that lists what there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.base.errors import RecipeError, nearest
+from paceline.engine.usercode import user_code
+from paceline.recipes.recipe import Job, NoOptions, Recipe, RunShape
+
+SHIPPED = {
+    "linear": "fit y = 3x + 1 from noisy points: the smallest run there is",
+    "image": "classify images with a small residual network (digits, Fashion-MNIST, image folders)",
+}
+
+
+def find_recipe(target: str) -> Recipe:
+    """The recipe of a shipped name or of a Python file.
+
+    Raises: RecipeError: no such name or file, or a file that defines neither ``recipe`` nor ``task``.
+      TaskError: the file raises when it is loaded.
+    """
+    if target in SHIPPED:
+        return _shipped(target)
+    path = Path(target)
+    if path.suffix != ".py" or not path.is_file():
+        shipped = ", ".join(SHIPPED)
+        raise RecipeError(
+            what=f"{target!r} is neither a recipe nor a Python file{nearest(target, SHIPPED)}",
+            why="there is nothing to train",
+            fix=f"use one of {shipped}, or the path of a file that defines task() or recipe",
+        )
+    with user_code(f"the file {target}"):
+        module = _load(path)
+    return _recipe_of(module, path)
+
+
+def _shipped(name: str) -> Recipe:
+    try:
+        return importlib.import_module(f"paceline.recipes.{name}").recipe
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            what=f"recipe {name!r} needs the package {error.name!r}, which is not installed",
+            why="the core install carries no model library",
+            fix="pip install 'paceline[recipes]'",
+        ) from error
+
+
+def _load(path: Path) -> ModuleType:
+    """Run the file as a module of its own; files beside it can be imported."""
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"paceline_user_{path.stem}_{digest}", path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _recipe_of(module: ModuleType, path: Path) -> Recipe:
+    recipe = getattr(module, "recipe", None)
+    if isinstance(recipe, Recipe):
+        return recipe
+    task = getattr(module, "task", None)
+    if recipe is None and callable(task):
+        return Recipe(build=lambda options, shape: _call(task, shape, path), options=NoOptions, name=path.stem)
+    found = f"a recipe of type {type(recipe).__name__}" if recipe is not None else "neither recipe nor task()"
+    raise RecipeError(
+        what=f"{path} defines {found}",
+        why="Paceline looks for one of them to know what to train",
+        fix="define task() that returns a paceline.Job, or recipe = paceline.Recipe(...)",
+    )
+
+
+def _call(task: Callable[..., Any], shape: RunShape, path: Path) -> Job:
+    job = task(shape) if inspect.signature(task).parameters else task()
+    if not isinstance(job, Job):
+        raise RecipeError(
+            what=f"task() in {path} returned a {type(job).__name__}",
+            why="a run needs a loss, an optimizer and data",
+            fix="return paceline.Job(task=..., optimizer=..., data=...)",
+        )
+    return job
