@@ -287,55 +287,78 @@ def test_close_does_not_hang_on_a_source_that_is_stuck():
 
 
 def test_closing_wakes_a_reader_in_another_thread():
-    """It sees the end, and does not wait for ever."""
-    reading, release, ended = threading.Event(), threading.Event(), threading.Event()
+    """It sees the end while the source is still stuck, and does not wait for it."""
+    stuck, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def source():
-        release.wait(PATIENCE_S)
+        stuck.set()
+        release.wait()
         yield 1
 
     feed = Feed(source(), same)
 
     def read():
-        reading.set()
         list(feed)
         ended.set()
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert reading.wait(PATIENCE_S)
-    feed.close(timeout_s=0.01)
-    assert ended.wait(PATIENCE_S)
-    release.set()
-    reader.join(PATIENCE_S)
-    assert not reader.is_alive()
+    try:
+        assert stuck.wait(PATIENCE_S)
+        feed.close(timeout_s=0.01)
+        assert ended.wait(PATIENCE_S)
+    finally:
+        release.set()
+        reader.join(PATIENCE_S)
+
+
+def test_the_thread_keeps_no_item_that_was_handed_out():
+    """While it waits for the source, the batch before is the reader's alone: `depth` bounds the memory."""
+
+    class Item:
+        pass
+
+    asked_again, release = threading.Event(), threading.Event()
+
+    def source():
+        yield 0
+        asked_again.set()
+        release.wait(PATIENCE_S)
+
+    with Feed(source(), lambda _: Item()) as feed:
+        item = weakref.ref(next(feed))
+        assert asked_again.wait(PATIENCE_S)
+        assert item() is None
+        release.set()
 
 
 def test_ctrl_c_interrupts_a_waiting_next():
-    """SIGINT while the source is slow: KeyboardInterrupt in the main thread, well before the source is done."""
-    asked, release = threading.Event(), threading.Event()
+    """The source gives nothing until SIGINT was handled in the main thread: `next` raises KeyboardInterrupt."""
+    asked, handled = threading.Event(), threading.Event()
+    main = threading.get_ident()
 
     def source():
         asked.wait(PATIENCE_S)
-        signal.pthread_kill(main, signal.SIGINT)
-        release.wait(PATIENCE_S)
+        # Again if need be: a signal that lands just before the waiting system call does not interrupt it.
+        while not handled.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+            handled.wait(0.1)
         yield 1
 
     def interrupted(number, frame):
+        handled.set()
         raise KeyboardInterrupt
 
-    main = threading.get_ident()
     before = signal.signal(signal.SIGINT, interrupted)
     feed = Feed(source(), same)
     try:
         with pytest.raises(KeyboardInterrupt):
             asked.set()
             next(feed)
-        assert not release.is_set() and feed._thread.is_alive()
     finally:
-        signal.signal(signal.SIGINT, before)
-        release.set()
+        handled.set()
         feed.close()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_wait_is_measured(monkeypatch):

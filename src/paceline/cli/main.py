@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
+import traceback
 from collections.abc import Callable
 
 from paceline.base.errors import OptionError, PacelineError, nearest
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         return _dispatch(arguments)
     except PacelineError as error:
         if "--traceback" in arguments:
-            raise
+            traceback.print_exception(error)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

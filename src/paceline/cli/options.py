@@ -6,9 +6,12 @@ Invariant: a value that was given takes effect or is refused; no entry is ignore
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,6 +94,30 @@ def _replace(default: T, entries: Mapping[str, Any], path: str) -> T:
         ) from error
 
 
+def check_flags(arguments: Sequence[str], *, groups: Mapping[str, Any]) -> None:
+    """Raise OptionError for a flag that no field has."""
+    known = {name.replace("_", "-") for default in groups.values() for name in _field_names(default)} | {"help"}
+    known |= {f"no-{name}" for name in known}
+    for argument in arguments:
+        name = argument[2:].partition("=")[0].replace("_", "-")
+        if argument.startswith("--") and name not in known:
+            raise OptionError(
+                what=f"unknown option --{name}{nearest(name, known)}",
+                why="it would have no effect",
+                fix="correct or remove it; --help lists the options",
+            )
+
+
+def _field_names(options: Any) -> Iterator[str]:
+    """Fields that become flags; those of a nested dataclass do so without a prefix."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _field_names(value)
+        else:
+            yield field.name
+
+
 def parse(arguments: Sequence[str], *, program: str, description: str, groups: Mapping[str, Any]) -> dict[str, Any]:
     """Parse flags for several dataclasses at once, as if they were one.
 
@@ -98,18 +125,37 @@ def parse(arguments: Sequence[str], *, program: str, description: str, groups: M
       groups: heading in the help text to the instance that holds the defaults.
     Returns: heading to the instance with the flags applied.
 
-    Misspelled options and bad values end the program with tyro's own message and exit code 2.
+    Raises: OptionError: an option that there is not, or a value of another type. SystemExit: --help.
     """
+    check_flags(arguments, groups=groups)
     fields = [(name, type(default), dataclasses.field(default=default)) for name, default in groups.items()]
     combined = dataclasses.make_dataclass("Options", fields, frozen=True)
-    parsed = tyro.cli(
-        combined,
-        prog=program,
-        description=description,
-        args=list(arguments),
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            parsed = tyro.cli(
+                combined,
+                prog=program,
+                description=description,
+                args=list(arguments),
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        raise _parse_error(told.getvalue(), program) from None
     return {name: getattr(parsed, name) for name in groups}
+
+
+def _parse_error(told: str, program: str) -> OptionError:
+    """tyro's message without its frame: the sentence before the list of types that it tried."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in told.splitlines()]
+    sentence = " ".join(itertools.takewhile(bool, lines[1:])).strip()
+    return OptionError(
+        what=sentence or "the options cannot be read",
+        why="the run would have other options than you meant",
+        fix=f"correct it; {program} --help shows the type of each option",
+    )
 
 
 def find_value(arguments: Sequence[str], name: str) -> str | None:

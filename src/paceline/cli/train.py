@@ -20,6 +20,7 @@ from paceline.base.errors import OptionError, PacelineError, RecipeError
 from paceline.base.exits import INTERRUPTED
 from paceline.cli.options import apply_config, find_value, parse, read_config
 from paceline.data.batch import Remainder
+from paceline.data.source import BatchStream, Source, as_source
 from paceline.engine.parallel import BatchNorm, DropoutStream, NonFinite, Parallel, Precision, ReduceDtype, Scheme
 from paceline.engine.usercode import user_code
 from paceline.recipes.find import SHIPPED, find_recipe
@@ -99,7 +100,7 @@ class RunOptions:
 
 def run(arguments: list[str]) -> int:
     """Train as the arguments say; returns the exit code."""
-    json_path = find_value(arguments, "json")
+    json_path = _early(arguments, "json")
     if json_path is not None:
         _check_writable(json_path)
     try:
@@ -122,7 +123,7 @@ def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
     if options.compilation_cache is not None:
         _use_compilation_cache(options.compilation_cache)
     with user_code(f"task {recipe.name!r}"):
-        job = recipe.build(recipe_options, shape)
+        job = recipe.make_job(recipe_options, shape)
     trainer = Trainer(
         job.task, job.optimizer, devices=options.devices, parallel=options.parallel(), schedule=job.schedule
     )
@@ -148,20 +149,41 @@ def _target(arguments: list[str]) -> str:
 
 def _prepare_devices(arguments: list[str]) -> None:
     """Before anything else: a user's file may use a device when it is loaded, and the number is fixed by then."""
-    value = find_value(arguments, "simulate")
-    config = find_value(arguments, "config")
-    if value is None and config is not None:
-        entry = read_config(config).get("simulate")
-        value = None if entry is None else str(entry)
+    value = _early(arguments, "simulate")
     if value is not None and value.lstrip("-").isdigit():  # anything else is reported by the parser
         simulate_devices(int(value))
 
 
+def _early(arguments: list[str], name: str) -> str | None:
+    """What a flag, or else the configuration file, says of an option that is needed before the flags are parsed."""
+    value, config = find_value(arguments, name), find_value(arguments, "config")
+    if value is None and config is not None:
+        entry = read_config(config).get(name)
+        value = None if entry is None else str(entry)
+    return value
+
+
+def _read_entries(path: str, arguments: list[str]) -> dict[str, Any]:
+    entries = read_config(path)
+    for flag, entry in (("steps", "epochs"), ("epochs", "steps")):  # both say how long; the flag is meant
+        if find_value(arguments, flag) is not None:
+            entries.pop(entry, None)
+    for name in ("config", "traceback"):
+        if name in entries:
+            raise OptionError(
+                what=f"{path}: {name!r} stands in a configuration file",
+                why="it decides how that file and its errors are read, so it would have no effect there",
+                fix=f"give it as the flag --{name}",
+            )
+    return entries
+
+
 def _parse(arguments: list[str], recipe: Recipe, target: str) -> tuple[RunOptions, Any]:
+    _refuse_clash(recipe)
     defaults: list[Any] = [RunOptions(), recipe.options()]
     path = find_value(arguments, "config")
     if path is not None:
-        defaults = apply_config(read_config(path), path, defaults=defaults)
+        defaults = apply_config(_read_entries(path, arguments), path, defaults=defaults)
     title = "recipe" if target in SHIPPED else "task"
     parsed = parse(
         arguments,
@@ -170,6 +192,17 @@ def _parse(arguments: list[str], recipe: Recipe, target: str) -> tuple[RunOption
         groups={"run": defaults[0], title: defaults[1]},
     )
     return parsed["run"], parsed[title]
+
+
+def _refuse_clash(recipe: Recipe) -> None:
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    for field in dataclasses.fields(recipe.options):
+        if field.name in names:
+            raise RecipeError(
+                what=f"option {field.name!r} of recipe {recipe.name!r} is an option of every run too",
+                why="one flag cannot mean both",
+                fix="rename the field; batch, steps, epochs and seed of the run reach build() as its second argument",
+            )
 
 
 def _shape(options: RunOptions, recipe: Recipe) -> RunShape:
@@ -193,10 +226,11 @@ def _fit(
     state = trainer.init(seed=options.seed)
     code = 0
     with user_code("the data of the run"):
+        data = as_source(job.data)
         try:
             state, report = trainer.fit(
                 state,
-                job.data,
+                data,
                 batch=shape.batch,
                 steps=shape.steps,
                 epochs=None if shape.steps is not None else shape.epochs,
@@ -205,7 +239,7 @@ def _fit(
                 remainder=options.remainder,
                 prefetch=options.prefetch,
                 evaluation=job.evaluation,
-                evaluate_every=options.evaluate_every or _steps_per_epoch(job.data, shape),
+                evaluate_every=options.evaluate_every or _steps_per_epoch(data, shape),
                 run=options.run or default_run_path("runs", run_name, now=datetime.now()),
                 progress=options.progress,
                 config=config,
@@ -217,9 +251,9 @@ def _fit(
     return {"report": report.as_dict(), "outcome": outcome, "config": dict(config)}, code
 
 
-def _steps_per_epoch(data: Any, shape: RunShape) -> int | None:
-    """Updates between evaluations if the user does not say; None for data without a length."""
-    return max(1, len(data) // shape.batch) if hasattr(data, "__len__") and hasattr(data, "read") else None
+def _steps_per_epoch(data: Source | BatchStream, shape: RunShape) -> int | None:
+    """Updates between evaluations if the user does not say; None for a stream, which has no length."""
+    return None if isinstance(data, BatchStream) else max(1, len(data) // shape.batch)
 
 
 def _print_report(report: Report, outcome: Mapping[str, float]) -> None:

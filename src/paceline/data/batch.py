@@ -232,7 +232,7 @@ def _check_parts(devices: int, microbatches: int) -> None:
         raise BatchSizeError(
             what=f"a batch split over {devices} devices and {microbatches} microbatches",
             why="a batch splits into at least one part",
-            fix="use at least 1 device and --microbatches 1",
+            fix="use at least 1 device and --accumulation 1",
         )
 
 

@@ -16,16 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from paceline.base.errors import LossError
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import cast_floats
 from paceline.engine.state import TrainState
 from paceline.engine.statistics import batch_means, same_types
 from paceline.task.losses import Outcome, Totals, check_loss, nominal_weight, totals
 from paceline.task.task import Task
-
-RESERVED_METRICS = ("loss", "gradient_norm", "learning_rate", "weight", "skipped_updates", "loss_scale")
-
+from paceline.telemetry.metrics import user_metric
 
 class Sums(NamedTuple):
     """What the rows of one program add up to.
@@ -118,25 +115,14 @@ def _microbatch(
 def outcome_totals(outcome: Outcome, valid: Array) -> dict[str, Totals]:
     """Totals of the loss (key ``loss``) and of every metric over the valid rows.
 
-    Raises: LossError: one of them has none of the three forms, or a metric uses a reserved name.
+    Raises: LossError: one of them has none of the three forms, or a metric has a name that reports use themselves.
     """
     check_loss(outcome.loss, valid.shape[0])
-    check_metric_names(outcome.metrics)
     sums = {"loss": totals(outcome.loss, valid, name="the loss")}
     for name, value in outcome.metrics.items():
+        user_metric(name)
         sums[name] = totals(value, valid, name=f"metric {name!r}")
     return sums
-
-
-def check_metric_names(metrics: Any) -> None:
-    """Raise LossError for a metric that is named like one of Paceline's own values."""
-    for name in metrics:
-        if name in RESERVED_METRICS:
-            raise LossError(
-                what=f"a metric is named {name!r}",
-                why="reports use that name for a value of their own",
-                fix=f"rename it, for example to 'task_{name}'",
-            )
 
 
 def _stride(tree: Any, count: int) -> Any:

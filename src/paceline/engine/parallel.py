@@ -56,8 +56,8 @@ class Parallel:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        if self.accumulation < 1:
-            raise _out_of_range("accumulation", self.accumulation, "1 or more")
+        if not isinstance(self.accumulation, int) or self.accumulation < 1:
+            raise _out_of_range("accumulation", self.accumulation, "a whole number, 1 or more")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise _out_of_range("clip_norm", self.clip_norm, "above 0")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:

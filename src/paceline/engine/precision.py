@@ -61,8 +61,14 @@ def cast_floats(tree: Any, precision: Precision) -> Any:
 def master_params(params: Any) -> Any:
     """Parameters in at least float32.
 
-    Raises: StateError: a leaf is not a floating-point array.
+    Raises: StateError: a leaf is not a floating-point array, or there is no leaf.
     """
+    if not jax.tree.leaves(params):
+        raise StateError(
+            what="the tree of parameters has no leaf",
+            why="there is nothing to train",
+            fix="pass at least one floating-point array as parameter",
+        )
     return map_named(_master, params)
 
 

@@ -11,8 +11,9 @@ communication. `positional_key` makes a typed key that does so for each draw who
 the part.
 
 A split into as many keys as there are rows is ambiguous: one key a row (then under vmap), or one key for each of so
-many layers? A positional key carries both candidates and the later draw decides: with a leading row dim it is the
-layers' key at this part's rows, otherwise it is the row's own key.
+many layers? A positional key carries both candidates and the later draw decides: under a vmap over as many keys as there
+are rows it is the row's own key, whatever the shape of the draw; else with a leading row dim it is the layers' key at
+this part's rows, and without one the row's own key.
 
 Shapes: b = rows of the part, B = rows of the whole batch. A positional key has data ``uint32[6]``: the layers' key (2),
 the row's key (2), start, stride.
@@ -22,12 +23,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_batching import custom_vmap
 from jax.extend import random as extend_random
 
 _KEY_WORDS = 6
@@ -43,14 +45,14 @@ def step_key(rng: Array, step: Array) -> Array:
     return jax.random.fold_in(rng, step)
 
 
-def positional_key(key: Array, *, rows: int, start: Array | int, stride: int) -> Array:
+def positional_key(key: Array, *, rows: int, start: Array | int, stride: Array | int) -> Array:
     """A key whose row-shaped draws are rows ``start + i * stride`` of the one-device draw, i < `rows`.
 
     Args:
       key: threefry key, the same on every device.
       rows: rows b that the holder of the key sees.
       start: global index of its first row; may be traced.
-      stride: distance between the global indices of neighbouring rows.
+      stride: distance between the global indices of neighbouring rows; may be traced.
     """
     words = jax.random.key_data(key)
     place = jnp.stack([jnp.asarray(start, jnp.uint32), jnp.asarray(stride, jnp.uint32)])
@@ -82,19 +84,48 @@ def _fold_in(key: Array, data: Any) -> Array:
 
 
 def _split(rows: int, key: Array, shape: tuple[int, ...]) -> Array:
-    counts = _plain_counts(shape)
-    layers = jnp.stack(_threefry(key[:2], counts), axis=-1)
-    own = jnp.stack(_threefry(key[2:4], _counts(rows, key, shape)), axis=-1)
-    place = jnp.broadcast_to(key[4:], (*shape, 2))
-    return jnp.concatenate([layers, own, place], axis=-1)
+    def split(key: Array, own_counts: tuple[Array, Array]) -> Array:
+        layers = jnp.stack(_threefry(key[:2], _plain_counts(shape)), axis=-1)
+        own = jnp.stack(_threefry(key[2:4], own_counts), axis=-1)
+        return jnp.concatenate([layers, own, jnp.broadcast_to(key[4:], (*shape, 2))], axis=-1)
+
+    return _unless_row_keys(
+        rows,
+        key,
+        usual=lambda key: split(key, _counts(rows, key, shape)),
+        row=lambda key: split(key, _plain_counts(shape)),
+    )
 
 
 def _random_bits(rows: int, key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
-    lane = key[:2] if _has_rows(rows, shape) else key[2:4]
-    high, low = _threefry(lane, _counts(rows, key, shape))
-    if bit_width == 64:
-        return high.astype(jnp.uint64) << 32 | low.astype(jnp.uint64)
-    return (high ^ low).astype(f"uint{bit_width}")
+    def bits(lane: Array, counts: tuple[Array, Array]) -> Array:
+        high, low = _threefry(lane, counts)
+        if bit_width == 64:
+            return high.astype(jnp.uint64) << 32 | low.astype(jnp.uint64)
+        return (high ^ low).astype(f"uint{bit_width}")
+
+    def usual(key: Array) -> Array:
+        return bits(key[:2] if _has_rows(rows, shape) else key[2:4], _counts(rows, key, shape))
+
+    return _unless_row_keys(rows, key, usual=usual, row=lambda key: bits(key[2:4], _plain_counts(shape)))
+
+
+def _unless_row_keys(
+    rows: int, key: Array, *, usual: Callable[[Array], Array], row: Callable[[Array], Array]
+) -> Array:
+    """``usual(key)``; but ``row`` of each key where the caller maps over one key a row.
+
+    There a draw of as many features as the part has rows must not be taken for one over the rows.
+    """
+    draw = custom_vmap(usual)
+
+    @draw.def_vmap
+    def _(axis_size: int, _: list[bool], keys: Array) -> tuple[Array, bool]:
+        if axis_size == rows:
+            return jax.vmap(row)(keys), True
+        return _unless_row_keys(rows, keys, usual=jax.vmap(usual), row=jax.vmap(row)), True
+
+    return draw(key)
 
 
 def _has_rows(rows: int, shape: tuple[int, ...]) -> bool:

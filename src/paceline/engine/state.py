@@ -75,8 +75,11 @@ def new_state(
 def place_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainState:
     """Copy a state without device axis to where the scheme keeps it. The given arrays stay the caller's."""
     if parallel.scheme != "pmap":
-        return jax.device_put(state, replicated(mesh), may_alias=False)
-    return jax.jit(functools.partial(add_device_axis, num_devices=mesh.size), out_shardings=split_rows(mesh))(state)
+        # Copied first: over several devices device_put aliases an array of one of them, may_alias=False or not.
+        copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, Array) else leaf, state)
+        return jax.device_put(copied, replicated(mesh), may_alias=False)
+    program = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=split_rows(mesh))
+    return program(state, num_devices=mesh.size)
 
 
 def add_device_axis(state: Any, *, num_devices: int) -> Any:
@@ -88,7 +91,12 @@ def drop_device_axis(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> Tr
     """The state as one device has it, replicated over the mesh; under `pmap` the copy of the first device."""
     if parallel.scheme != "pmap":
         return state
-    return jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), out_shardings=replicated(mesh))(state)
+    return jax.jit(_first_copy, out_shardings=replicated(mesh))(state)
+
+
+def _first_copy(state: TrainState) -> TrainState:
+    # A function of the module: JAX finds the program of an earlier call by the function, and a new one would compile.
+    return jax.tree.map(lambda leaf: leaf[0], state)
 
 
 def check_device_axis(state: TrainState, *, parallel: Parallel, num_devices: int) -> None:

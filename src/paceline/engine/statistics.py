@@ -71,18 +71,25 @@ def merge_model_state(local: Any, means: Sequence[Array], *, statistics: Sequenc
 
     Args:
       local: this device's model state after all microbatches. Undeclared floating-point leaves are averaged, the
-        largest is taken of integers (counters advance alike).
+        largest is taken of all others (counters and keys advance alike).
       means: for each statistic ``[n, ...]``, the `batch_means` of every microbatch.
     """
     leaves = dict(named_leaves(local))
     floats = {name: leaf for name, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
-    others = {name: lax.pmax(leaf, axis) for name, leaf in leaves.items() if name not in floats}
+    others = {name: _largest(leaf, axis) for name, leaf in leaves.items() if name not in floats}
     merged, first, second = mean_packed((floats, list(means), [mean**2 for mean in means]), axis)
     for entry, average, square in zip(statistics, first, second, strict=True):
         spread = jnp.maximum(square - average**2, 0)
         merged[entry.variance] += _weigh(spread, entry.momentum).astype(merged[entry.variance].dtype)
     merged |= others
     return map_named(lambda name, leaf: merged[name], local)
+
+
+def _largest(leaf: Array, axis: str) -> Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        words = lax.pmax(jax.random.key_data(leaf), axis)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+    return lax.pmax(leaf, axis)
 
 
 def _weigh(spread: Array, momentum: float) -> Array:

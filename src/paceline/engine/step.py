@@ -59,7 +59,7 @@ class StepFunction:
         """One update; compiles if the shapes are new."""
         return self.compiled(state, batch, valid).call(state, batch, valid)
 
-    def compiled(self, state: TrainState, batch: Any, valid: Array) -> CompiledStep:
+    def compiled(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> CompiledStep:
         """The program for these shapes, from the cache or compiled now.
 
         Args:
@@ -71,7 +71,7 @@ class StepFunction:
             self._compiled[signature] = self._compile(state, batch, valid)
         return self._compiled[signature]
 
-    def lowered(self, state: TrainState, batch: Any, valid: Array) -> jax.stages.Lowered:
+    def lowered(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> jax.stages.Lowered:
         """The traced program before compilation."""
         check_device_axis(state, parallel=self.spec.parallel, num_devices=self.spec.mesh.size)
         spec = self.spec
@@ -82,7 +82,7 @@ class StepFunction:
         with user_code(f"the loss of task {spec.task.name!r}"):
             return _BUILDERS[spec.parallel.scheme](spec).lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
 
-    def _compile(self, state: TrainState, batch: Any, valid: Array) -> CompiledStep:
+    def _compile(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> CompiledStep:
         start = time.perf_counter()
         program = self.lowered(state, batch, valid).compile()
         return CompiledStep(program, time.perf_counter() - start, program)

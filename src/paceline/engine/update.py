@@ -60,8 +60,7 @@ def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[Trai
     next_state = _next_state(spec, state, sums, gradients=gradients, loss=loss, applied=applied, finite=finite)
     values = {"loss": loss, "gradient_norm": norm, "weight": sums.totals["loss"].weight}
     values["skipped_updates"] = next_state.skipped
-    if spec.schedule is not None:
-        values["learning_rate"] = jnp.asarray(spec.schedule(state.step - state.skipped))
+    values |= _learning_rate(spec, state, next_state)
     if state.loss_scale is not None:
         values["loss_scale"] = state.loss_scale.scale
     values |= {name: total.mean() for name, total in sums.totals.items() if name != "loss"}
@@ -75,10 +74,23 @@ def _mean_gradients(state: TrainState, sums: Sums) -> tuple[Any, dict[str, Array
     factor = sums.nominal / jnp.where(weight == 0, jnp.ones((), weight.dtype), weight).astype(dtype)
     if state.loss_scale is not None:
         factor = factor / state.loss_scale.scale
-    gradients = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), sums.gradients)
-    squares = {name: jnp.sum(jnp.square(leaf)) for name, leaf in named_leaves(gradients)}
+    # Norms from the sums: of the product, the compiler would make one more copy of all gradients before the update.
+    squares = {name: jnp.sum(jnp.square(leaf)) for name, leaf in named_leaves(sums.gradients)}
+    leaf_norms = {name: jnp.sqrt(square) * factor.astype(square.dtype) for name, square in squares.items()}
     norm = jnp.sqrt(jnp.sum(jnp.stack(list(squares.values()))))
-    return gradients, {name: jnp.sqrt(square) for name, square in squares.items()}, norm
+    gradients = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), sums.gradients)
+    return gradients, leaf_norms, norm * factor.astype(norm.dtype)
+
+
+def _learning_rate(spec: StepSpec, state: TrainState, next_state: TrainState) -> dict[str, Array]:
+    """The rate of this update: of the schedule if there is one, else what `optax.inject_hyperparams` keeps, if anything.
+
+    It keeps the rate of the last update that was applied, so it is read after this one.
+    """
+    if spec.schedule is not None:
+        return {"learning_rate": jnp.asarray(spec.schedule(state.step - state.skipped))}
+    kept = optax.tree_utils.tree_get_all_with_path(next_state.opt_state, "learning_rate")
+    return {"learning_rate": jnp.asarray(kept[0][1])} if kept else {}
 
 
 def _halted(parallel: Parallel, state: TrainState) -> Array:

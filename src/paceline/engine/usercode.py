@@ -19,7 +19,7 @@ from paceline.base.errors import AxisNameError, PacelineError, TaskError
 from paceline.task.task import LossFunction, Task
 from paceline.topology.mesh import DATA_AXIS
 
-_UNBOUND = re.compile(r"unbound axis name:?\s*['\"]?([\w.]+)")
+_UNBOUND = re.compile(r"unbound axis name:?\s*['\"]?([\w.]*\w)")  # JAX may end its sentence right after the name
 _OURS = str(Path(__file__).parents[1])
 
 

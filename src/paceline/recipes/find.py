@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from paceline.base.errors import RecipeError, nearest
+from paceline.base.errors import RecipeError, TaskError, nearest
 from paceline.engine.usercode import user_code
 from paceline.recipes.recipe import Job, NoOptions, Recipe, RunShape
 
@@ -30,7 +30,7 @@ def find_recipe(target: str) -> Recipe:
     """The recipe of a shipped name or of a Python file.
 
     Raises: RecipeError: no such name or file, or a file that defines neither ``recipe`` nor ``task``.
-      TaskError: the file raises when it is loaded.
+      TaskError: the file raises when it is loaded, or is no Python.
     """
     if target in SHIPPED:
         return _shipped(target)
@@ -68,7 +68,15 @@ def _load(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:  # raised by the import system: no line of the file is in its traceback
+        place = f"{error.filename}:{error.lineno}" if error.filename else str(path)
+        raise TaskError(
+            what=f"{place}: {error.msg}",
+            why="Python cannot read the file",
+            fix="correct the syntax there",
+        ) from error
     return module
 
 

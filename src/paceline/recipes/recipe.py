@@ -7,11 +7,12 @@ Not here: finding a recipe by name or file (`recipes.find`), the options of a ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import optax
 
+from paceline.base.errors import RecipeError
 from paceline.engine.state import TrainState
 from paceline.engine.update import Schedule
 from paceline.task.task import Task
@@ -74,6 +75,7 @@ class Recipe:
       batch, epochs: the defaults of the run.
       name: how run folders are called.
       summary: one line for lists.
+    Raises: RecipeError: `options` is no dataclass whose fields all have defaults.
     """
 
     build: Callable[[Any, RunShape], Job]
@@ -82,3 +84,29 @@ class Recipe:
     epochs: int = 1
     name: str = "task"
     summary: str = ""
+
+    def __post_init__(self) -> None:
+        if not is_dataclass(self.options):
+            raise _options_error(f"the options of recipe {self.name!r} are no dataclass")
+        for option in fields(self.options):
+            if option.default is MISSING and option.default_factory is MISSING:
+                raise _options_error(f"option {option.name!r} of recipe {self.name!r} has no default")
+
+    def make_job(self, options: Any, shape: RunShape) -> Job:
+        """The job of `build`. Raises: RecipeError: it made something else."""
+        job = self.build(options, shape)
+        if not isinstance(job, Job):
+            raise RecipeError(
+                what=f"the build of recipe {self.name!r} returned a {type(job).__name__}",
+                why="a run needs a loss, an optimizer and data",
+                fix="return paceline.Job(task=..., optimizer=..., data=...)",
+            )
+        return job
+
+
+def _options_error(what: str) -> RecipeError:
+    return RecipeError(
+        what=what,
+        why="its fields become command-line options, which may be left out",
+        fix="use a frozen dataclass in which every field has a default",
+    )

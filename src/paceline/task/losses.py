@@ -10,6 +10,7 @@ Shapes: b = rows that the loss was given (the whole batch, a device's share or a
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,8 +30,9 @@ class Weighted:
     Args:
       total: ``[b]`` one total a row, or a scalar over all rows. Only the ``[b]`` form can be masked by Paceline.
       weight: the weight of `total`, same shape. Carries no gradient.
-      nominal: a constant close to the usual sum of `weight`, known before the step (tokens in a full batch). It keeps
-        float16 gradients in range and does not change the result. Default: the number of rows.
+      nominal: a constant close to the usual sum of `weight` over the rows that the loss was given, such as their number
+        of tokens, padding included. It keeps float16 gradients in range and does not change the result. Default: the
+        number of rows.
     """
 
     total: Array
@@ -92,10 +94,19 @@ def totals(value: Any, valid: Array, *, name: str) -> Totals:
 
 
 def nominal_weight(value: Any, rows: int) -> float:
-    """The weight a full batch of `rows` rows is expected to have: a constant, known before the step."""
-    if isinstance(value, Weighted) and value.nominal is not None:
-        return float(value.nominal)
-    return float(rows)
+    """The weight a full batch of `rows` rows is expected to have: a constant, known before the step.
+
+    Raises: LossError: a nominal weight that the loss cannot be divided by.
+    """
+    if not isinstance(value, Weighted) or value.nominal is None:
+        return float(rows)
+    if not 0 < value.nominal < math.inf:
+        raise LossError(
+            what=f"the loss is Weighted with nominal={value.nominal!r}",
+            why="the loss is divided by it before it is differentiated",
+            fix="use a positive number near the usual sum of the weights, or leave nominal out",
+        )
+    return float(value.nominal)
 
 
 def is_maskable(value: Any) -> bool:

@@ -54,6 +54,9 @@ TRAIN_LOSS_SCALE = Metric("train/loss_scale", "", "Factor that keeps float16 gra
 TRAIN_SKIPPED_UPDATES = Metric(
     "train/skipped_updates", "updates", "Updates that all devices skipped so far: not finite.", "lower"
 )
+TRAIN_WEIGHT = Metric(
+    "train/weight", "", "Sum of weights that the update's loss was divided by: rows, or what the task counts.", "none"
+)
 TRAIN_ROWS = Metric("train/rows", "rows", "Valid rows in the update's global batch; padding does not count.", "none")
 SPEED_SAMPLES_PER_S = Metric("speed/samples_per_s", "samples/s", "Valid rows trained on each second.", "higher")
 SPEED_STEP_S = Metric("speed/step_s", "s", "Time from one completed update to the next.", "lower")
@@ -71,6 +74,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             TRAIN_GRADIENT_NORM,
             TRAIN_LOSS_SCALE,
             TRAIN_SKIPPED_UPDATES,
+            TRAIN_WEIGHT,
             TRAIN_ROWS,
             SPEED_SAMPLES_PER_S,
             SPEED_STEP_S,

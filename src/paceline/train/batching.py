@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.base.errors import OptionError
+from paceline.base.errors import BatchSizeError, OptionError
+from paceline.base.units import format_count
 from paceline.data.batch import BatchPlan, HostBatch, Remainder, batches, plan_batches
 from paceline.data.order import EpochOrder
 from paceline.data.source import BatchStream, Source, as_source
 from paceline.data.stream import stream_batches
+from paceline.task.tree import named_leaves
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,26 @@ class RunPlan:
     def epoch_at(self, step: int) -> float | None:
         """Passes over the data after so many steps; None for a stream."""
         return None if self.batches is None else step / self.batches.steps_per_epoch
+
+    def refuse_padding(self, model_state: Any) -> None:
+        """Raise BatchSizeError if an epoch holds padding and the model has state; of a stream nothing is known yet."""
+        if self.batches is not None and self.batches.padding_per_epoch and named_leaves(model_state):
+            raise _padding_error(f"{format_count(self.batches.padding_per_epoch, 'padding row')} an epoch", model_state)
+
+
+def refuse_padding(host: HostBatch, model_state: Any) -> None:
+    """Raise BatchSizeError for a training batch with padding if the model has state; only its names are read."""
+    if host.valid is not None and named_leaves(model_state):
+        padding = format_count(len(host.valid) - host.rows, "padding row")
+        raise _padding_error(f"a batch of {format_count(host.rows, 'row')} and {padding}", model_state)
+
+
+def _padding_error(what: str, model_state: Any) -> BatchSizeError:
+    return BatchSizeError(
+        what=f"{what}, for a model with state (such as {named_leaves(model_state)[0][0]!r})",
+        why="padding is masked in the loss, but BatchNorm and its like would take it into their statistics",
+        fix="use --remainder drop, or a batch that divides the rows and splits over the devices",
+    )
 
 
 def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int, first_step: int) -> RunPlan:

@@ -96,6 +96,23 @@ class Evaluator:
             )
         return evaluation
 
+    def check(self, state: TrainState, data: Any, *, batch: int | None, repeated: bool) -> None:
+        """Raise now what `start` would raise after hours of training; a stream is not read.
+
+        Args:
+          state: as `start` takes it.
+          repeated: whether `data` will be evaluated more than once.
+        """
+        source = as_source(data)
+        if not isinstance(source, BatchStream):
+            self._maskable(state.params, state, source, _size(batch, source, self._num_devices))
+        elif source.one_shot and repeated:
+            raise DataError(
+                what=f"the evaluation data is a {type(source.batches).__name__}, which is empty after one evaluation",
+                why="it would be evaluated more than once",
+                fix="pass batches that start again (a list, a loader), rows, or leave evaluate_every out",
+            )
+
     def _maskable(self, params: Any, state: TrainState, source: Source, size: int) -> bool:
         """Whether padding can be left out; decided from the shapes of the first rows."""
         host = next(iter(eval_batches(source, size, devices=self._num_devices, pad=True)))

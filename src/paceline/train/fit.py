@@ -1,12 +1,13 @@
 """One call of `Trainer.fit`: what is set up around the loop, in which order, and the report behind it.
 
 Owns: plan, run folder, feed, compilation, loop and report, joined.
-Invariant: what can be refused is refused before the first step; once there is a run folder, however the run ends its
-last event and its report say how.
+Invariant: what can be refused is refused before the first step; after it, however the run ends, the last event and the
+report in the run folder say how.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -17,17 +18,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
-from paceline.base.errors import DataError, OptionError
+from paceline.base.errors import DataError, OptionError, PacelineError, RunFolderError, StateError
 from paceline.base.units import format_count, format_duration
+from paceline.data.batch import HostBatch
 from paceline.data.feed import Feed
+from paceline.engine.parallel import Parallel
 from paceline.engine.state import TrainState
 from paceline.engine.step import CompiledStep, StepFunction
 from paceline.telemetry.folder import RunFolder
 from paceline.telemetry.progress import Mode, Progress, choose_progress
 from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
-from paceline.train.batching import DataOptions, RunPlan, plan_run
+from paceline.train.batching import DataOptions, RunPlan, plan_run, refuse_padding
 from paceline.train.describe import header_lines, run_document
 from paceline.train.evaluate import Evaluation
 from paceline.train.interrupt import Interrupted, InterruptGuard
@@ -65,14 +69,16 @@ class Fit:
         """Train as asked. Raises as `Trainer.fit` says."""
         start_s = time.perf_counter()
         first_step, skipped = scalar(state.step), scalar(state.skipped)
+        _check_not_halted(self.step.spec.parallel, skipped)
         plan = self.plan(data, options, first_step=first_step)
+        plan.refuse_padding(state.model_state)
         with ExitStack() as stack:
+            feed = stack.enter_context(Feed(plan.host_batches, self._place(state), depth=options.data.prefetch))
+            first = _first_batch(feed)
             folder = None if options.run is None else RunFolder.create(options.run)
             recorder = stack.enter_context(
                 NullRecorder() if folder is None else Recorder(folder, first_step=first_step)
             )
-            feed = stack.enter_context(Feed(plan.host_batches, self.placer.train_batch, depth=options.data.prefetch))
-            first = _first_batch(feed)
             document = run_document(
                 self.step.spec, options=options.data, plan=plan, params=state.params, batch=first.valid.size,
                 first_step=first_step, config=options.config,
@@ -88,13 +94,18 @@ class Fit:
                 result=LoopResult(first_step, first_step, skipped=skipped),
                 guard=stack.enter_context(InterruptGuard()),
             )  # fmt: skip
-            state = loop.run(state, first)
-            report = _report(
-                loop.result, plan, document, recorder=recorder, compile_s=compile_s,
-                total_s=time.perf_counter() - start_s, skipped_before=skipped, folder=folder,
-            )  # fmt: skip
-            if folder is not None:
-                folder.write_report(report.as_dict())
+            try:
+                state = loop.run(state, first)
+            except BaseException as error:
+                loop.result.stopped = _words(error)
+                raise
+            finally:
+                report = _report(
+                    loop.result, plan, document, recorder=recorder, compile_s=compile_s,
+                    total_s=time.perf_counter() - start_s, skipped_before=skipped, folder=folder,
+                )  # fmt: skip
+                recorder.close(report.stopped)
+                report = _written(report, folder)
         if loop.result.failure is not None:
             raise loop.result.failure
         if report.stopped == "interrupted":
@@ -113,6 +124,15 @@ class Fit:
         return plan_run(
             data, options.data, devices=spec.mesh.size, microbatches=spec.parallel.accumulation, first_step=first_step
         )
+
+    def _place(self, state: TrainState) -> Callable[[HostBatch], PlacedBatch]:
+        shapes = jax.eval_shape(lambda: state.model_state)  # the arrays themselves are donated to the first step
+
+        def place(host: HostBatch) -> PlacedBatch:
+            refuse_padding(host, shapes)
+            return self.placer.train_batch(host)
+
+        return place
 
     def _compile(self, state: TrainState, first: PlacedBatch, progress: Progress) -> tuple[CompiledStep, float]:
         """The program, and the seconds that this call spent on it."""
@@ -152,6 +172,42 @@ def scalar(leaf: Any) -> int:
     return int(np.asarray(leaf.addressable_data(0)).ravel()[0])
 
 
+def _check_not_halted(parallel: Parallel, skipped: int) -> None:
+    """Under `stop` the step updates nothing once the state counts an update that was not finite."""
+    if skipped and parallel.nonfinite == "stop" and parallel.precision != "float16":
+        raise StateError(
+            what=f"the state counts {format_count(skipped, 'update')} left out because they were not finite",
+            why="under nonfinite='stop' nothing is updated after the first such update, so the run would train nothing",
+            fix="use nonfinite='skip', or start with dataclasses.replace(state, skipped=state.skipped * 0)",
+        )
+
+
+def _words(error: BaseException) -> str:
+    what = error.what if isinstance(error, PacelineError) else str(error)
+    return f"{type(error).__name__}: {what}".removesuffix(": ")
+
+
+def _written(report: Report, folder: RunFolder | None) -> Report:
+    """The report, written if there is a folder. A full disk must not cost the caller the trained state."""
+    if folder is None:
+        return report
+    try:
+        folder.write_report(report.as_dict())
+    except RunFolderError as error:
+        return dataclasses.replace(report, notices=(*report.notices, error.what))
+    return report
+
+
+def check_alive(state: TrainState) -> None:
+    """Raise StateError for a state whose memory a step was allowed to reuse."""
+    if state.step.is_deleted():  # pyright: ignore[reportAttributeAccessIssue]: Array has it; the stubs lack it
+        raise StateError(
+            what="the state was given to a step before, which reused its memory",
+            why="its numbers are gone",
+            fix="go on with the state that step or fit returned, or use Parallel(donate=False)",
+        )
+
+
 def _first_batch(feed: Feed[PlacedBatch]) -> PlacedBatch:
     first = next(feed, None)
     if first is None:
@@ -172,7 +228,7 @@ def _report(
     steps = result.step - result.first_step
     stopped = result.stopped
     if stopped is None and result.failure is not None:
-        stopped = result.failure.what
+        stopped = _words(result.failure)
     if stopped is None and plan.num_steps is not None and steps < plan.num_steps:
         stopped = "the data ended"
     return Report(

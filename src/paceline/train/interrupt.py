@@ -31,7 +31,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptGuard:
-    """While entered, the first SIGINT sets `asked`, the second raises KeyboardInterrupt. Inert outside the main thread."""
+    """Inside it the first SIGINT sets `asked`, the second raises KeyboardInterrupt. Inert outside the main thread."""
 
     def __init__(self) -> None:
         self.asked: bool = False

@@ -113,15 +113,17 @@ class Loop:
             if result.stopped or result.failure:
                 break
             if self.evaluate and self.evaluate_every and result.step % self.evaluate_every == 0:
+                # The steps in flight are looked at after the evaluation: their times would hold it.
+                self.pending = deque(item._replace(follows_step=False) for item in self.pending)
                 self.evaluations.append(self.evaluate(state, result.step))
                 last_evaluated = result.step
                 follows_step = False
             if self.guard.asked:
                 result.stopped = "interrupted"
                 break
+        self._collect(keep=0)
         if self.evaluate and not self.guard.asked and not result.failure and last_evaluated != result.step:
             self.evaluations.append(self.evaluate(state, result.step))
-        self._collect(keep=0)
         self._collect_evaluations(wait=True)
         return state
 
@@ -144,8 +146,11 @@ class Loop:
     def _record(self, item: Pending, step_s: float) -> None:
         """Clock, events, progress and callbacks of one finished step."""
         result = self.result
+        if result.failure is not None:  # dispatched before the failure was known
+            result.step, result.rows = result.step - 1, result.rows - item.batch.rows
+            return
         fetched = item.metrics.fetch()
-        if must_stop(self.parallel, fetched, skipped_before=result.skipped) and result.failure is None:
+        if must_stop(self.parallel, fetched, skipped_before=result.skipped):
             result.failure = nonfinite_error(item.step, values=fetched, metrics=item.metrics, host=item.batch.host)
         result.skipped = fetched["skipped_updates"]
         values = {f"train/{name}": value for name, value in fetched.items()}

@@ -17,7 +17,7 @@ from paceline.engine.parallel import Parallel
 from paceline.engine.precision import MINIMUM_SCALE
 
 
-def must_stop(parallel: Parallel, values: Mapping[str, float], *, skipped_before: float) -> bool:
+def must_stop(parallel: Parallel, values: Mapping[str, float], *, skipped_before: int | float) -> bool:
     """Whether the step with these values ends the run: it was not finite and no smaller loss scale could help."""
     if parallel.nonfinite == "skip" or values["skipped_updates"] <= skipped_before:
         return False

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
 from paceline.base.errors import BatchSizeError
 from paceline.data.batch import HostBatch, check_batch
+from paceline.data.tree import map_leaves
 from paceline.engine.parallel import Parallel
 from paceline.topology.mesh import replicated, split_rows
 
@@ -54,7 +56,7 @@ class Placer:
         """Split over the devices; under `pmap` with a leading device axis."""
         axis = self._num_devices if self._parallel.scheme == "pmap" else None
         with jax.enable_x64(self._x64):
-            data = jax.device_put(_with_axis(host.data, axis), self._rows)
+            data = _put_rows(_with_axis(host.data, axis), self._rows)
             return PlacedBatch(data, self._valid(host, axis), host)
 
     def evaluation_batch(self, host: HostBatch) -> PlacedBatch:
@@ -62,10 +64,10 @@ class Placer:
         size = host.rows if host.valid is None else len(host.valid)
         split = size % self._num_devices == 0
         with jax.enable_x64(self._x64):
-            data = jax.device_put(host.data, self._rows if split else self._whole)
             if split:
-                return PlacedBatch(data, self._valid(host, None), host)
-            return PlacedBatch(data, jax.device_put(host.mask(), self._whole), host)
+                return PlacedBatch(_put_rows(host.data, self._rows), self._valid(host, None), host)
+            data, mask = jax.device_put((host.data, host.mask()), self._whole)
+            return PlacedBatch(data, mask, host)
 
     def user_batch(self, batch: Any) -> PlacedBatch:
         """A batch that the user made: checked, then split over the devices.
@@ -74,7 +76,9 @@ class Placer:
           DataError, BatchSizeError: no rows, or rows that do not split over devices and microbatches.
         """
         rows = self.check(batch)
-        host = HostBatch(batch, None, rows=rows, epoch=0, position=0, indices=None)
+        # Lists and host tensors become arrays; arrays on a device stay there.
+        data = map_leaves(lambda leaf: leaf if isinstance(leaf, Array) else np.asarray(leaf), batch)
+        host = HostBatch(data, None, rows=rows, epoch=0, position=0, indices=None)
         return self.train_batch(host)
 
     def check(self, batch: Any) -> int:
@@ -87,11 +91,25 @@ class Placer:
 
     def _valid(self, host: HostBatch, axis: int | None) -> Array:
         if host.valid is not None:
-            return jax.device_put(_with_axis(host.valid, axis), self._rows)
+            return _put_rows(_with_axis(host.valid, axis), self._rows)
         key = (host.rows, axis)
         if key not in self._all_valid:
-            self._all_valid[key] = jax.device_put(_with_axis(host.mask(), axis), self._rows)
+            self._all_valid[key] = _put_rows(_with_axis(host.mask(), axis), self._rows)
         return self._all_valid[key]
+
+
+def _put_rows(tree: Any, rows: NamedSharding) -> Any:
+    """`jax.device_put` to a row-split sharding, at half its price for numpy arrays: it would slice with JAX's machinery.
+
+    Both types of leaf end the same: canonical dtype, committed, perhaps sharing the memory of an aligned numpy array.
+    """
+
+    def put(leaf: Any) -> Array:
+        if isinstance(leaf, np.ndarray):
+            return jax.make_array_from_callback(leaf.shape, rows, leaf.__getitem__)
+        return jax.device_put(leaf, rows)
+
+    return jax.tree.map(put, tree)
 
 
 def _with_axis(tree: Any, num_devices: int | None) -> Any:
@@ -100,7 +118,6 @@ def _with_axis(tree: Any, num_devices: int | None) -> Any:
         return tree
 
     def split(leaf: Any) -> Any:
-        array = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
-        return array.reshape(num_devices, array.shape[0] // num_devices, *array.shape[1:])
+        return leaf.reshape(num_devices, leaf.shape[0] // num_devices, *leaf.shape[1:])
 
     return jax.tree.map(split, tree)

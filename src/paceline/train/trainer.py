@@ -31,9 +31,9 @@ from paceline.task.task import Initial, Task
 from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
 from paceline.topology.mesh import data_mesh, replicated, split_rows
-from paceline.train.batching import DataOptions
+from paceline.train.batching import DataOptions, refuse_padding
 from paceline.train.evaluate import Evaluation, Evaluator
-from paceline.train.fit import Fit, FitOptions, scalar
+from paceline.train.fit import Fit, FitOptions, check_alive, scalar
 from paceline.train.loop import Callback
 from paceline.train.place import PlacedBatch, Placer
 from paceline.train.report import Report
@@ -49,8 +49,10 @@ class Trainer:
       optimizer: any optax optimizer; its schedules count updates.
       devices: how many devices, or which; default: all that are visible.
       parallel: scheme, accumulation, precision and the rest.
-      schedule: learning rate by update, for reports only; optax does not tell it.
-    Raises: DeviceError: devices that are not there. SchemeError: BatchNorm that cannot be synced.
+      schedule: learning rate by update, for reports only: optax does not tell it, except for an optimizer that was made
+        with `optax.inject_hyperparams`.
+    Raises: TaskError: no task, or no optimizer. DeviceError: devices that are not there. SchemeError: BatchNorm that
+      cannot be synced.
     """
 
     def __init__(
@@ -68,6 +70,12 @@ class Trainer:
                 why="a trainer needs to know how to call the loss",
                 fix="wrap the loss: paceline.Trainer(paceline.task(loss), ...)",
             )
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise TaskError(
+                what=f"the optimizer is of type {type(optimizer).__name__}",
+                why="a step needs its init and its update",
+                fix="pass an optax optimizer, for example optax.sgd(0.1)",
+            )
         self.mesh = data_mesh(choose_devices(devices))
         self.parallel = parallel or Parallel()
         spec = StepSpec(task, optimizer, self.parallel, self.mesh, schedule)
@@ -78,6 +86,9 @@ class Trainer:
             EvaluationFunction(self.spec.task, self.parallel), self._placer, num_devices=self.num_devices
         )
         self._fit = Fit(self._step, self._placer, self._start_evaluation)
+        # Jitted here, once: `drop_device_axis` alone compiles anew in each call, as before each evaluation.
+        drop = functools.partial(drop_device_axis, parallel=self.parallel, mesh=self.mesh)
+        self._single = jax.jit(drop, out_shardings=replicated(self.mesh))
 
     @property
     def num_devices(self) -> int:
@@ -131,7 +142,7 @@ class Trainer:
 
     def single(self, state: TrainState) -> TrainState:
         """The state as one device has it: without the device axis of `pmap`, replicated over the mesh."""
-        return drop_device_axis(state, parallel=self.parallel, mesh=self.mesh)
+        return self._single(state) if self.parallel.scheme == "pmap" else state
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:
         """One update.
@@ -143,7 +154,9 @@ class Trainer:
         Raises: BatchSizeError, DataError: rows that do not split. TaskError, LossError, StateError: the task cannot be
           traced.
         """
+        check_alive(state)
         placed = batch if isinstance(batch, PlacedBatch) else self._placer.user_batch(batch)
+        refuse_padding(placed.host, state.model_state)
         return self._step(state, placed.data, placed.valid)
 
     def compiled(self, state: TrainState, batch: Any) -> Any:
@@ -182,6 +195,7 @@ class Trainer:
           use_ema: evaluate the moving average of the parameters.
         Returns: ``loss``, every metric of the task, and ``rows``. Nothing is dropped, whatever the number of rows.
         """
+        check_alive(state)
         return self._start_evaluation(state, data, batch=batch, step=scalar(state.step), use_ema=use_ema).result()
 
     def fit(
@@ -232,6 +246,10 @@ class Trainer:
             progress=progress,
             config=config or {},
         )
+        check_alive(state)
+        if evaluation is not None:
+            repeated = evaluate_every is not None
+            self._evaluator.check(self.single(state), evaluation, batch=batch, repeated=repeated)
         return self._fit.run(state, data, options=options)
 
     def _start_evaluation(

@@ -1,0 +1,1 @@
+"""Speed, measured: `run.py` makes the table of docs/benchmarks.md."""

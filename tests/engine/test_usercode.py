@@ -1,0 +1,100 @@
+"""What a user's code raises while it is traced: whose line, which axis."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from paceline.base.errors import AxisNameError, LossError, TaskError
+from paceline.engine.usercode import user_code, with_data_axis
+from paceline.task.losses import Outcome
+from paceline.task.task import task
+
+HERE = Path(__file__).name
+ROWS = {"x": np.arange(4.0, dtype=np.float32)}
+KEY = jax.random.key(0)
+
+
+def bad_shapes(params, batch):
+    return batch["x"] @ jnp.ones((3, 3))  # line of the mistake
+
+
+def line_of_the_mistake():
+    return bad_shapes.__code__.co_firstlineno + 1
+
+
+def trace(made):
+    with user_code("the loss"):
+        return jax.eval_shape(made.loss, {}, {}, ROWS, KEY)
+
+
+def test_an_exception_points_at_the_line_that_raised_it():
+    """The fix names file, line and function of the innermost frame that is the user's, below JAX's own frames."""
+    with pytest.raises(TaskError, match="the loss raised TypeError") as caught:
+        trace(task(bad_shapes))
+    assert re.search(rf"{HERE}:{line_of_the_mistake()} in bad_shapes$", caught.value.fix)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_misspelled_name_is_no_axis():
+    """A NameError of Python's stays what it is, at its line."""
+    with pytest.raises(TaskError, match="NameError") as caught:
+        trace(task(lambda params, batch: undefined_name))  # noqa: F821 - the mistake that is tested
+    assert HERE in caught.value.fix
+
+
+def test_our_own_errors_pass_unchanged():
+    """An error that already has a fix is not wrapped into another."""
+    error = LossError(what="a", why="b", fix="c")
+    with pytest.raises(LossError) as caught, user_code("the loss"):
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("axis", ["devices", "model.parallel"])
+def test_an_unknown_axis_is_named_with_the_one_there_is(axis):
+    """Case 5: not a word of JAX's; the name stands in quotes, whole."""
+    with pytest.raises(AxisNameError, match=f"'{axis}'") as caught:
+        trace(task(lambda params, batch: lax.pmean(batch["x"], axis)))
+    assert "axis_name='data'" in caught.value.fix and "batch_norm='synced'" in caught.value.fix
+
+
+def test_the_data_axis_is_bound_where_a_program_sees_the_whole_batch():
+    """Case 5: a mean over ``data`` is then the value itself, a sum too; metrics and state keep their shapes."""
+
+    def loss(params, model_state, batch, rng):
+        rows = lax.pmean(batch["x"], "data")
+        return Outcome(rows, {"sum": lax.psum(batch["x"], "data")}, {"mean": lax.pmean(jnp.mean(rows), "data")})
+
+    made = with_data_axis(task(loss), {}, {}, ROWS, KEY)
+    outcome = made.loss({}, {}, ROWS, KEY)
+    np.testing.assert_array_equal(outcome.loss, ROWS["x"])
+    np.testing.assert_array_equal(outcome.metrics["sum"], ROWS["x"])
+    assert outcome.model_state["mean"].shape == () and outcome.model_state["mean"] == 1.5
+
+
+def test_evaluation_is_bound_by_itself():
+    """Only the function that names the axis changes."""
+    plain = task(lambda params, batch: batch["x"], evaluate=lambda params, batch: lax.pmean(batch["x"], "data"))
+    made = with_data_axis(plain, {}, {}, ROWS, KEY)
+    assert made.loss is plain.loss
+    assert made.evaluate is not None
+    np.testing.assert_array_equal(made.evaluate({}, {}, ROWS, KEY).loss, ROWS["x"])
+
+
+def test_a_task_that_names_no_axis_is_left_alone():
+    """The same object, so that nothing is traced twice later."""
+    plain = task(lambda params, batch: batch["x"])
+    assert with_data_axis(plain, {}, {}, ROWS, KEY) is plain
+
+
+def test_a_task_that_raises_is_left_for_the_step_to_name():
+    """Looking for the axis must not hide the place of the mistake."""
+    broken = task(bad_shapes)
+    assert with_data_axis(broken, {}, {}, ROWS, KEY) is broken

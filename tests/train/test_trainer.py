@@ -1,0 +1,205 @@
+"""The parts of a trainer that a loop of one's own uses: init, step, feed, place and single."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from paceline.data.feed import THREAD_NAME
+from paceline.task.task import Initial, task
+from paceline.train.trainer import Trainer
+from tests.train.linear import SCHEMES, line, params_of, squared_error, trainer_of, zeros
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_parameters_given_to_init_stay_the_callers(scheme, kind):
+    """Numpy or JAX, on the device already: after 3 donating steps they hold what they held."""
+    given = {name: kind(leaf) + 2 for name, leaf in zeros().items()}
+    trainer = trainer_of(scheme=scheme)
+    trainer.fit(trainer.init(given), line(), batch=16, steps=3)
+    assert {name: float(leaf) for name, leaf in given.items()} == {"w": 2.0, "b": 2.0}
+
+
+def test_a_state_is_born_on_every_device():
+    """Each leaf is replicated over the 4 devices of the mesh, and on no other."""
+    trainer = trainer_of()
+    state = trainer.init(zeros())
+    for leaf in jax.tree.leaves(state):
+        assert leaf.sharding.is_fully_replicated and leaf.devices() == set(trainer.mesh.devices.flat)
+
+
+def test_a_state_of_pmap_has_a_device_axis_and_single_drops_it():
+    """Shapes (4,) and ()."""
+    trainer = trainer_of(scheme="pmap")
+    state = trainer.init(zeros())
+    assert state.params["w"].shape == (4,)
+    assert trainer.single(state).params["w"].shape == ()
+    assert trainer.place(trainer.single(state)).params["w"].shape == (4,)
+
+
+def test_the_task_makes_parameters_and_model_state_from_the_seed():
+    """Same seed, same bits on any number of devices; another seed, other parameters."""
+
+    def init(rng):
+        return Initial({"w": jax.random.normal(rng, (3,))}, {"mean": jnp.zeros(3)})
+
+    def made(devices, seed):
+        trainer = Trainer(task(squared_error, init=init), optax.sgd(0.1), devices=devices)
+        state = trainer.init(seed=seed)
+        assert state.model_state["mean"].shape == (3,)
+        return np.asarray(state.params["w"]).tolist()
+
+    assert made(1, 5) == made(8, 5) != made(1, 6)
+
+
+def test_the_seed_reaches_the_loss():
+    """The first key of a run is another one for another seed, and the same for the same."""
+
+    def loss(params, batch, rng):
+        return params["w"] * batch["x"] + jax.random.normal(rng, ())
+
+    trainer = trainer_of(loss)
+
+    def first_loss(seed):
+        _, metrics = trainer.step(trainer.init(zeros(), seed=seed), line(16))
+        return metrics.fetch()["loss"]
+
+    assert first_loss(0) == first_loss(0) != first_loss(1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_step_gives_its_numbers(scheme):
+    """From w = b = 0: loss = mean of y^2, and a gradient of -2 mean(xy) and -2 mean(y), in numpy (rtol 1e-5)."""
+    data = line(16)
+    trainer = trainer_of(scheme=scheme)
+    state, metrics = trainer.step(trainer.init(zeros()), data)
+    x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
+    values = metrics.fetch()
+    assert values["loss"] == pytest.approx(np.mean(y**2), rel=1e-5)
+    assert values["gradient_norm"] == pytest.approx(np.hypot(2 * np.mean(x * y), 2 * np.mean(y)), rel=1e-5)
+    assert float(metrics["loss"]) == values["loss"]
+    assert trainer.single(state).step == 1
+
+
+def test_a_step_takes_lists_and_arrays_of_any_kind():
+    """Lists of numbers, float64 and JAX arrays give the step of float32 arrays, bitwise, and one program serves all."""
+    data = line(8)
+    trainer = trainer_of()
+    results = []
+    for convert in (np.asarray, np.float64, jnp.asarray, np.ndarray.tolist):
+        state, _ = trainer.step(trainer.init(zeros()), {name: convert(leaf) for name, leaf in data.items()})
+        results.append(params_of(trainer, state))
+    assert all(result == results[0] for result in results)
+    assert trainer.compilations == 1
+
+
+def test_steps_of_ones_own_are_those_of_fit():
+    """feed and step in a loop end where fit ends, bitwise, over two epochs with padding."""
+    arguments = {"batch": 16, "epochs": 2, "seed": 9, "remainder": "pad"}
+    trainer = trainer_of()
+    fitted, _ = trainer.fit(trainer.init(zeros()), line(90), **arguments)
+    state = trainer.init(zeros())
+    with trainer.feed(line(90), **arguments) as feed:
+        for batch in feed:
+            state, _ = trainer.step(state, batch)
+    assert params_of(trainer, state) == params_of(trainer, fitted)
+
+
+def test_a_feed_can_begin_at_any_step():
+    """first_step=5 gives the batches of steps 5 and 6 of the run from 0, which lie in the second epoch."""
+    trainer = trainer_of()
+
+    def batches(steps, first_step):
+        with trainer.feed(line(64), batch=16, steps=steps, first_step=first_step) as feed:
+            return [batch.host.indices.tolist() for batch in feed]
+
+    assert batches(2, 5) == batches(7, 0)[5:]
+
+
+def feed_threads():
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+def test_a_feed_that_is_left_early_leaves_no_thread():
+    """Out of the block after 1 of 100 batches, by break and by an exception of the loop."""
+    trainer = trainer_of()
+    with trainer.feed(line(), batch=16, steps=100) as feed:
+        next(feed)
+        assert len(feed_threads()) == 1
+    assert feed_threads() == []
+    with pytest.raises(ZeroDivisionError), trainer.feed(line(), batch=16, steps=100) as feed:
+        1 / len(next(feed).host.data.keys() - {"x", "y"})
+    assert feed_threads() == []
+
+
+class Broken(Exception):
+    pass
+
+
+class BrokenRows:
+    """Row 30 cannot be read."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 30:
+            raise Broken("row 30")
+        return {name: leaf[index] for name, leaf in line().items()}
+
+
+@pytest.mark.parametrize("use", ["feed", "fit"])
+def test_an_exception_of_the_data_surfaces_with_its_traceback(use):
+    """The same type and words, the line of the user's code in the traceback, and no thread left."""
+    trainer = trainer_of()
+    seen = []
+    with pytest.raises(Broken, match="row 30") as caught:
+        if use == "fit":
+            trainer.fit(
+                trainer.init(zeros()), BrokenRows(), batch=16, steps=9, shuffle=False,
+                callbacks=[lambda step, values: seen.append(step)],
+            )  # fmt: skip
+        else:
+            with trainer.feed(BrokenRows(), batch=16, steps=9, shuffle=False) as feed:
+                for batch in feed:
+                    seen.append(batch.rows)
+    assert "__getitem__" in [entry.name for entry in caught.traceback]
+    assert len(seen) <= 1
+    assert feed_threads() == []
+
+
+def test_a_donated_state_is_reused_and_a_kept_one_is_not():
+    """donate=True (the default) frees the state that a step is given; donate=False keeps it, with the same result."""
+    results = []
+    for donate in (True, False):
+        trainer = trainer_of(donate=donate)
+        before = trainer.init(zeros())
+        after, _ = trainer.fit(before, line(), batch=16, steps=2)
+        assert before.params["w"].is_deleted() == donate
+        results.append(params_of(trainer, after))
+    assert results[0] == results[1]
+
+
+def test_the_compiled_program_can_be_read():
+    """Text of the program with its all-reduce, and its memory; compiled once, then used by step."""
+    trainer = trainer_of(scheme="per_device")
+    state = trainer.init(zeros())
+    program = trainer.compiled(state, line(16))
+    assert "all-reduce" in program.as_text()
+    assert program.memory_analysis() is not None
+    trainer.step(state, line(16))
+    assert trainer.compilations == 1
+
+
+def test_devices_can_be_chosen():
+    """The last two of eight: the state lives there, and nowhere else."""
+    chosen = jax.devices()[-2:]
+    trainer = Trainer(task(squared_error), optax.sgd(0.1), devices=chosen)
+    assert trainer.num_devices == 2
+    assert trainer.init(zeros()).params["w"].devices() == set(chosen)
