@@ -12,7 +12,7 @@ import paceline
 from benchmarks.measure import Mark, drive
 from benchmarks.models import Model
 from paceline.engine.parallel import Scheme
-from paceline.task.task import task
+from paceline.tasks.task import task
 
 
 class Paced:

@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from paceline.recipes.recipe import Job as Job
     from paceline.recipes.recipe import Recipe as Recipe
     from paceline.recipes.recipe import RunShape as RunShape
-    from paceline.task.adapters.equinox import from_equinox as from_equinox
-    from paceline.task.adapters.linen import from_linen as from_linen
-    from paceline.task.adapters.nnx import from_nnx as from_nnx
-    from paceline.task.losses import Outcome as Outcome
-    from paceline.task.losses import Weighted as Weighted
-    from paceline.task.task import Initial as Initial
-    from paceline.task.task import RunningStatistics as RunningStatistics
-    from paceline.task.task import Task as Task
-    from paceline.task.task import task as task
+    from paceline.tasks.adapters.equinox import from_equinox as from_equinox
+    from paceline.tasks.adapters.linen import from_linen as from_linen
+    from paceline.tasks.adapters.nnx import from_nnx as from_nnx
+    from paceline.tasks.losses import Outcome as Outcome
+    from paceline.tasks.losses import Weighted as Weighted
+    from paceline.tasks.task import Initial as Initial
+    from paceline.tasks.task import RunningStatistics as RunningStatistics
+    from paceline.tasks.task import Task as Task
+    from paceline.tasks.task import task as task
     from paceline.topology.devices import simulate_devices as simulate_devices
     from paceline.train.interrupt import Interrupted as Interrupted
     from paceline.train.report import Report as Report
     from paceline.train.trainer import Trainer as Trainer
 
 _HOMES = {
-    "Initial": "paceline.task.task",
+    "Initial": "paceline.tasks.task",
     "Interrupted": "paceline.train.interrupt",
     "Job": "paceline.recipes.recipe",
-    "Outcome": "paceline.task.losses",
+    "Outcome": "paceline.tasks.losses",
     "PacelineError": "paceline.base.errors",
     "Parallel": "paceline.engine.parallel",
     "Recipe": "paceline.recipes.recipe",
     "Report": "paceline.train.report",
     "RunShape": "paceline.recipes.recipe",
-    "RunningStatistics": "paceline.task.task",
-    "Task": "paceline.task.task",
+    "RunningStatistics": "paceline.tasks.task",
+    "Task": "paceline.tasks.task",
     "TrainState": "paceline.engine.state",
     "Trainer": "paceline.train.trainer",
-    "Weighted": "paceline.task.losses",
-    "from_equinox": "paceline.task.adapters.equinox",
-    "from_linen": "paceline.task.adapters.linen",
-    "from_nnx": "paceline.task.adapters.nnx",
+    "Weighted": "paceline.tasks.losses",
+    "from_equinox": "paceline.tasks.adapters.equinox",
+    "from_linen": "paceline.tasks.adapters.linen",
+    "from_nnx": "paceline.tasks.adapters.nnx",
     "rows": "paceline.data.source",
     "scaled_learning_rate": "paceline.engine.schedule",
     "simulate_devices": "paceline.topology.devices",
-    "task": "paceline.task.task",
+    "task": "paceline.tasks.task",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]: the names are those imported above

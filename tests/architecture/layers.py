@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("check", "insight"),
     ("checkpoint", "data"),
     ("engine",),
-    ("task", "topology"),
+    ("tasks", "topology"),
     ("telemetry",),
     ("base",),
 )

@@ -69,9 +69,9 @@ def test_an_import_that_goes_up_is_found_however_it_is_written(package, source):
 def test_packages_on_one_row_may_not_import_each_other(package):
     """Task and topology share a row."""
     found = layers.upward_imports(
-        package({"task/task.py": "from paceline.topology import mesh", "topology/mesh.py": ""})
+        package({"tasks/task.py": "from paceline.topology import mesh", "topology/mesh.py": ""})
     )
-    assert found == ["paceline.task.task:1: 'task' imports 'topology'"]
+    assert found == ["paceline.tasks.task:1: 'tasks' imports 'topology'"]
 
 
 def test_the_public_root_lies_above_every_layer(package):
@@ -83,7 +83,7 @@ def test_the_public_root_lies_above_every_layer(package):
 def test_imports_that_go_down_or_stay_inside_pass(package):
     """Down several rows, to a sibling module, and from outside the package: no violation."""
     source = (
-        "from paceline.base import errors\nfrom . import state\nimport numpy\nfrom paceline.task.losses import Weighted"
+        "from paceline.base import errors\nfrom . import state\nimport numpy\nfrom paceline.tasks.losses import Weighted"
     )
     sources = {"engine/step.py": source, "engine/state.py": "", "base/errors.py": "", "task/losses.py": ""}
     assert layers.upward_imports(package(sources)) == []

@@ -214,7 +214,7 @@ BAD = {
     "an option of the run": (changed("rows: int", "batch: int", RECIPE), "'batch' of recipe 'points'", "rename"),
     "options that are no dataclass": (changed("options=Options", "options=dict", RECIPE), "no dataclass", "frozen"),
     "a loss that raises": (changed('batch["x"] * ', 'batch["z"] * '), "raised KeyError: 'z'", "bad.py:11 in loss"),
-    "a loss of the wrong shape": (changed("** 2,", "** jnp.full((1, 1), 2),"), "shape (1, 64) for 64 rows", "one value"),
+    "a loss of the wrong shape": (changed("** 2,", "** jnp.full((1, 1), 2),"), "shape (1, 64) for 64", "one value"),
     "a metric with a reserved name": (changed('"large"', '"gradient_norm"'), "named 'gradient_norm'", "rename"),
     "a loss of one argument": (changed("loss(params, batch)", "loss(params)"), "takes 1 positional", "f(params,"),
     "no init": (changed(', init=lambda rng: {"w": jnp.zeros(()), "b": jnp.zeros(())}', ""), "has no init", "init="),

@@ -20,8 +20,8 @@ from paceline.engine.parallel import Parallel
 from paceline.engine.state import TrainState, new_state, place_state
 from paceline.engine.step import StepFunction
 from paceline.engine.update import StepSpec
-from paceline.task.task import task as make_task
-from paceline.task.tree import named_leaves
+from paceline.tasks.task import task as make_task
+from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import data_mesh, split_rows
 
 SCHEMES = ("global_view", "per_device", "pmap")

@@ -12,8 +12,8 @@ from jax import lax
 from paceline.base.errors import AxisNameError
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.parallel import Parallel
-from paceline.task.losses import Outcome
-from paceline.task.task import task
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import task
 from tests.engine.helpers import run, step_of
 
 DESCENT = optax.sgd(1.0)

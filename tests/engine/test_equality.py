@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from paceline.engine.parallel import Parallel
-from paceline.task.losses import Weighted
+from paceline.tasks.losses import Weighted
 from tests.engine.helpers import SCHEMES, Ran, assert_close, run, step_of
 
 ROWS, INPUTS, HIDDEN, STEPS, SEED = 32, 3, 5, 3, 7

@@ -12,8 +12,8 @@ import pytest
 from paceline.base.errors import LossError, TaskError
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.parallel import Parallel
-from paceline.task.losses import Outcome, Weighted
-from paceline.task.task import task
+from paceline.tasks.losses import Outcome, Weighted
+from paceline.tasks.task import task
 from paceline.topology.mesh import data_mesh, replicated, split_rows
 
 # Eleven rows in batches of four: 4, 2 and 1 correct; the last batch has one row of padding, which is correct too.

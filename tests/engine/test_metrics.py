@@ -9,7 +9,7 @@ import pytest
 
 from paceline.base.errors import LossError
 from paceline.engine.parallel import Parallel
-from paceline.task.losses import Weighted
+from paceline.tasks.losses import Weighted
 from tests.engine.helpers import SCHEMES, run, step_of
 
 STILL = optax.sgd(0.0)

@@ -11,7 +11,7 @@ import pytest
 from paceline.base.errors import StateError
 from paceline.engine.parallel import Parallel
 from paceline.engine.state import drop_device_axis, new_state, place_state
-from paceline.task.tree import named_leaves
+from paceline.tasks.tree import named_leaves
 from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, place, shard_bytes, start, step_of
 
 ADAM = optax.adam(0.1)

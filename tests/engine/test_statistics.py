@@ -10,8 +10,8 @@ import pytest
 
 from paceline.base.errors import SchemeError, StateError
 from paceline.engine.parallel import Parallel
-from paceline.task.losses import Outcome
-from paceline.task.task import RunningStatistics
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import RunningStatistics
 from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, assert_close, run, shard_bytes, step_of
 
 MOMENTUM, EPSILON, SEED = 0.9, 1e-5, 5

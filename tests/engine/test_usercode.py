@@ -13,8 +13,8 @@ from jax import lax
 
 from paceline.base.errors import AxisNameError, LossError, TaskError
 from paceline.engine.usercode import user_code, with_data_axis
-from paceline.task.losses import Outcome
-from paceline.task.task import task
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import task
 
 HERE = Path(__file__).name
 ROWS = {"x": np.arange(4.0, dtype=np.float32)}

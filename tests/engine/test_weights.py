@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.base.errors import LossError
 from paceline.engine.parallel import Parallel
-from paceline.task.losses import Weighted
+from paceline.tasks.losses import Weighted
 from tests.engine.helpers import SCHEMES, run, shard_bytes, step_of
 
 DESCENT = optax.sgd(1.0)

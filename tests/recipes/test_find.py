@@ -13,7 +13,7 @@ from paceline.base.errors import RecipeError, TaskError
 from paceline.recipes import find
 from paceline.recipes.find import SHIPPED, find_recipe
 from paceline.recipes.recipe import Job, Recipe, RunShape
-from paceline.task.task import task
+from paceline.tasks.task import task
 
 SHAPE = RunShape(batch=8, steps=None, epochs=3, seed=1)
 

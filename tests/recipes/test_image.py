@@ -12,7 +12,7 @@ from paceline.engine.parallel import Parallel
 from paceline.recipes.find import find_recipe
 from paceline.recipes.image import ImageOptions, shift_rows
 from paceline.recipes.recipe import RunShape
-from paceline.task.task import task
+from paceline.tasks.task import task
 from paceline.topology.mesh import data_mesh, split_rows
 from paceline.train.trainer import Trainer
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from paceline.engine.parallel import Parallel
-from paceline.task.task import task
+from paceline.tasks.task import task
 from paceline.train.trainer import Trainer
 
 RATE = 0.1

@@ -12,8 +12,8 @@ import pytest
 
 import paceline
 from paceline.base.errors import BatchSizeError
-from paceline.task.losses import Outcome
-from paceline.task.task import Initial, task
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import Initial, task
 from paceline.train.trainer import Trainer
 from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, squared_error, trainer_of, zeros
 
@@ -216,3 +216,32 @@ def test_rows_may_be_given_by_paceline_rows_or_as_arrays():
     a, _ = trainer.fit(trainer.init(zeros()), line(), batch=16, epochs=1)
     b, _ = trainer.fit(trainer.init(zeros()), paceline.rows(line()), batch=16, epochs=1)
     assert params_of(trainer, a) == params_of(trainer, b)
+
+
+def refilled(steps):
+    """Batches in one buffer, filled with 1.0, then 2.0, ...; aligned, so that JAX could use its memory as it is."""
+    memory = np.zeros(4096 * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    buffer = memory[start : start + 4096 * 4].view(np.float32)
+    for step in range(1, steps + 1):
+        buffer[:] = step
+        yield buffer
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_loader_may_fill_its_buffer_anew(scheme, devices):
+    """Read ahead by fit, or in a loop of one's own: the losses of steps 1 to 8 are 1.0 to 8.0, exactly."""
+    trainer = trainer_of(lambda params, batch: batch + 0 * params["w"], devices=devices, scheme=scheme)
+    expected = [float(step) for step in range(1, 9)]
+    losses = []
+    trainer.fit(
+        trainer.init(zeros()), refilled(8), callbacks=[lambda step, values: losses.append(values["train/loss"])]
+    )
+    assert losses == expected
+    state, metrics = trainer.init(zeros()), []
+    for batch in refilled(8):
+        state, values = trainer.step(state, batch)
+        metrics.append(values)
+    assert [values.fetch()["loss"] for values in metrics] == expected
+    assert trainer.evaluate(state, refilled(8))["loss"] == 4.5

@@ -12,8 +12,8 @@ import pytest
 
 import paceline
 from paceline.base.errors import DataError, LossError, StateError
-from paceline.task.losses import Weighted
-from paceline.task.task import task
+from paceline.tasks.losses import Weighted
+from paceline.tasks.task import task
 from tests.train.compilations import counted
 from tests.train.linear import SCHEMES, line, numpy_sgd, trainer_of, zeros
 

@@ -12,7 +12,7 @@ import pytest
 
 import paceline
 from paceline.data.order import EpochOrder
-from paceline.task.task import task
+from paceline.tasks.task import task
 from tests.train.compilations import counted
 from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, trainer_of, zeros
 

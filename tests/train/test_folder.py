@@ -11,7 +11,7 @@ import pytest
 
 from paceline.base.errors import RunFolderError, TaskError
 from paceline.engine.parallel import Parallel
-from paceline.task.task import task
+from paceline.tasks.task import task
 from paceline.telemetry.folder import RunFolder
 from paceline.telemetry.reader import read_run
 from paceline.train.trainer import Trainer

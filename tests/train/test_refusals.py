@@ -19,7 +19,7 @@ from paceline.base.errors import (
     TaskError,
 )
 from paceline.engine.parallel import Parallel
-from paceline.task.task import task
+from paceline.tasks.task import task
 from paceline.train.trainer import Trainer
 from tests.train.linear import line, squared_error, trainer_of, zeros
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from paceline.data.feed import THREAD_NAME
-from paceline.task.task import Initial, task
+from paceline.tasks.task import Initial, task
 from paceline.train.trainer import Trainer
 from tests.train.linear import SCHEMES, line, params_of, squared_error, trainer_of, zeros
 

@@ -11,8 +11,8 @@ from paceline.engine.microbatch import outcome_totals
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import cast_floats
 from paceline.engine.usercode import user_code, with_data_axis
-from paceline.task.losses import Outcome, Totals, outcome_is_maskable
-from paceline.task.task import LossFunction, Task
+from paceline.tasks.losses import Outcome, Totals, outcome_is_maskable
+from paceline.tasks.task import LossFunction, Task
 
 
 class EvaluationFunction:

@@ -20,8 +20,8 @@ from paceline.engine.parallel import Parallel
 from paceline.engine.precision import cast_floats
 from paceline.engine.state import TrainState
 from paceline.engine.statistics import batch_means, same_types
-from paceline.task.losses import Outcome, Totals, check_loss, nominal_weight, totals
-from paceline.task.task import Task
+from paceline.tasks.losses import Outcome, Totals, check_loss, nominal_weight, totals
+from paceline.tasks.task import Task
 from paceline.telemetry.metrics import user_metric
 
 class Sums(NamedTuple):

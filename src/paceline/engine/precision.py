@@ -16,7 +16,7 @@ from jax import Array
 
 from paceline.base.errors import StateError
 from paceline.engine.parallel import Precision
-from paceline.task.tree import map_named
+from paceline.tasks.tree import map_named
 
 INITIAL_SCALE = 2.0**15
 GROWTH_INTERVAL = 2000

@@ -23,7 +23,7 @@ from paceline.base.errors import StateError
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import LossScale, initial_loss_scale, master_params
 from paceline.engine.rng import base_key
-from paceline.task.tree import named_leaves
+from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import replicated, split_rows
 
 _FIELDS = ("step", "skipped", "params", "model_state", "opt_state", "rng", "ema", "loss_scale")

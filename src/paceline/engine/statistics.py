@@ -22,8 +22,8 @@ from jax import Array, lax
 
 from paceline.base.errors import StateError
 from paceline.engine.reduce import mean_packed
-from paceline.task.task import RunningStatistics
-from paceline.task.tree import map_named, named_leaves
+from paceline.tasks.task import RunningStatistics
+from paceline.tasks.tree import map_named, named_leaves
 
 _VARIANCE_NAME = re.compile(r"(^|[._])var(iance)?$")
 

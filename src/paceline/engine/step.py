@@ -22,7 +22,7 @@ from paceline.engine.schemes import classic, global_view, per_device
 from paceline.engine.state import TrainState, check_device_axis
 from paceline.engine.update import StepSpec
 from paceline.engine.usercode import user_code, with_data_axis
-from paceline.task.task import Task
+from paceline.tasks.task import Task
 from paceline.topology.mesh import DATA_AXIS, split_rows
 
 _BUILDERS = {"global_view": global_view.build, "per_device": per_device.build, "pmap": classic.build}

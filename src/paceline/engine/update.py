@@ -22,8 +22,8 @@ from paceline.engine.microbatch import Sums
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import next_loss_scale
 from paceline.engine.state import TrainState
-from paceline.task.task import Task
-from paceline.task.tree import named_leaves
+from paceline.tasks.task import Task
+from paceline.tasks.tree import named_leaves
 
 Schedule = Callable[[Any], Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from paceline.base.errors import AxisNameError, PacelineError, TaskError
-from paceline.task.task import LossFunction, Task
+from paceline.tasks.task import LossFunction, Task
 from paceline.topology.mesh import DATA_AXIS
 
 _UNBOUND = re.compile(r"unbound axis name:?\s*['\"]?([\w.]*\w)")  # JAX may end its sentence right after the name

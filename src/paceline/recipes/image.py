@@ -28,7 +28,7 @@ from jaxtyping import Float, UInt8
 from paceline.engine.schedule import scaled_learning_rate
 from paceline.recipes.images import ImageData, load_images
 from paceline.recipes.recipe import Job, Recipe, RunShape
-from paceline.task.adapters.nnx import from_nnx
+from paceline.tasks.adapters.nnx import from_nnx
 
 BASE_BATCH = 256
 """Batch that the default learning rate was tuned with; other batches scale it."""

@@ -21,7 +21,7 @@ from jax import Array
 from paceline.data.source import rows
 from paceline.engine.state import TrainState
 from paceline.recipes.recipe import Job, Recipe, RunShape
-from paceline.task.task import task
+from paceline.tasks.task import task
 
 SLOPE, INTERCEPT = 3.0, 1.0
 

@@ -15,7 +15,7 @@ import optax
 from paceline.base.errors import RecipeError
 from paceline.engine.state import TrainState
 from paceline.engine.update import Schedule
-from paceline.task.task import Task
+from paceline.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from paceline.data.batch import BatchPlan, HostBatch, Remainder, batches, plan_b
 from paceline.data.order import EpochOrder
 from paceline.data.source import BatchStream, Source, as_source
 from paceline.data.stream import stream_batches
-from paceline.task.tree import named_leaves
+from paceline.tasks.tree import named_leaves
 
 
 @dataclass(frozen=True)

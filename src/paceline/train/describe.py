@@ -13,7 +13,7 @@ import jax
 
 from paceline.base.units import format_count
 from paceline.engine.update import StepSpec
-from paceline.task.tree import named_leaves
+from paceline.tasks.tree import named_leaves
 from paceline.train.batching import DataOptions, RunPlan
 
 _PACKAGES = ("paceline", "jax", "jaxlib", "numpy", "optax", "flax", "equinox")

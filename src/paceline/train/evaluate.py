@@ -24,7 +24,7 @@ from paceline.data.source import BatchStream, Source, as_source
 from paceline.data.tree import count_rows, to_host
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.state import TrainState
-from paceline.task.losses import Totals
+from paceline.tasks.losses import Totals
 from paceline.train.place import Placer
 
 _IN_FLIGHT = 2

@@ -200,7 +200,7 @@ def _written(report: Report, folder: RunFolder | None) -> Report:
 
 def check_alive(state: TrainState) -> None:
     """Raise StateError for a state whose memory a step was allowed to reuse."""
-    if state.step.is_deleted():  # pyright: ignore[reportAttributeAccessIssue]: Array has it; the stubs lack it
+    if state.step.is_deleted():
         raise StateError(
             what="the state was given to a step before, which reused its memory",
             why="its numbers are gone",

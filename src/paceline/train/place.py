@@ -1,11 +1,13 @@
 """Host batches to where the scheme wants them.
 
 Owns: the transfer of rows, the mask of valid rows, the device axis of the `pmap` scheme.
-Invariant: every placed batch of a run has one layout, so a step compiles once.
+Invariant: every placed batch of a run has one layout, so a step compiles once; and none shares memory that its maker
+may write to again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +56,7 @@ class Placer:
 
     def train_batch(self, host: HostBatch) -> PlacedBatch:
         """Split over the devices; under `pmap` with a leading device axis."""
+        host = _owned(host)
         axis = self._num_devices if self._parallel.scheme == "pmap" else None
         with jax.enable_x64(self._x64):
             data = _put_rows(_with_axis(host.data, axis), self._rows)
@@ -61,6 +64,7 @@ class Placer:
 
     def evaluation_batch(self, host: HostBatch) -> PlacedBatch:
         """Split over the devices if the rows divide, else whole on each of them, which then all compute the same."""
+        host = _owned(host)
         size = host.rows if host.valid is None else len(host.valid)
         split = size % self._num_devices == 0
         with jax.enable_x64(self._x64):
@@ -96,6 +100,18 @@ class Placer:
         if key not in self._all_valid:
             self._all_valid[key] = _put_rows(_with_axis(host.mask(), axis), self._rows)
         return self._all_valid[key]
+
+
+def _owned(host: HostBatch) -> HostBatch:
+    """The batch in memory of its own, unless it was read by row from a source.
+
+    A loader may fill its buffer anew for the next batch. JAX reads a numpy array after `device_put` has returned, or
+    uses its memory for good: the step would train on other rows, without a word.
+    """
+    if host.indices is not None:
+        return host
+    copied = jax.tree.map(lambda leaf: leaf if isinstance(leaf, Array) else np.array(leaf), host.data)
+    return dataclasses.replace(host, data=copied)
 
 
 def _put_rows(tree: Any, rows: NamedSharding) -> Any:

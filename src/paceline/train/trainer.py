@@ -27,7 +27,7 @@ from paceline.engine.state import TrainState, add_device_axis, drop_device_axis,
 from paceline.engine.step import StepFunction
 from paceline.engine.update import Schedule, StepSpec
 from paceline.engine.usercode import user_code
-from paceline.task.task import Initial, Task
+from paceline.tasks.task import Initial, Task
 from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
 from paceline.topology.mesh import data_mesh, replicated, split_rows

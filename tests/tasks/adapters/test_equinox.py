@@ -12,9 +12,9 @@ import pytest
 
 from paceline.base.errors import StateError, TaskError
 from paceline.engine.parallel import Parallel
-from paceline.task.adapters.equinox import from_equinox
-from paceline.task.tree import named_leaves
-from tests.task.adapters.models import LIBRARIES, Net, take_steps
+from paceline.tasks.adapters.equinox import from_equinox
+from paceline.tasks.tree import named_leaves
+from tests.tasks.adapters.models import LIBRARIES, Net, take_steps
 
 ROWS = {"x": np.repeat(np.arange(4.0, dtype=np.float32), 2)[:, None], "y": np.zeros(8, np.float32)}
 EMA = Net(1, (("bn", "norm"), ("last", 1)), mode="ema")

@@ -15,9 +15,9 @@ import pytest
 from paceline.base.errors import AxisNameError, TaskError
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.parallel import Parallel
-from paceline.task.task import RunningStatistics
-from paceline.task.tree import map_named, named_leaves
-from tests.task.adapters.models import LIBRARIES, Net, Ran, take_steps
+from paceline.tasks.task import RunningStatistics
+from paceline.tasks.tree import map_named, named_leaves
+from tests.tasks.adapters.models import LIBRARIES, Net, Ran, take_steps
 
 # As many hidden units as four devices have rows each: a row's own draw must not be taken for one over rows.
 HIDDEN = 4

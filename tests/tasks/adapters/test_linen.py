@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import TaskError
-from paceline.task.adapters.linen import from_linen
-from paceline.task.task import RunningStatistics
-from paceline.task.tree import named_leaves
+from paceline.tasks.adapters.linen import from_linen
+from paceline.tasks.task import RunningStatistics
+from paceline.tasks.tree import named_leaves
 
 ONES = {"x": np.ones((8, 16), np.float32)}
 EXAMPLE = {"x": jax.ShapeDtypeStruct((2, 16), jnp.float32)}

@@ -10,8 +10,8 @@ from flax import nnx
 
 from paceline.base.errors import TaskError
 from paceline.engine.rng import base_key, positional_key
-from paceline.task.adapters.nnx import from_nnx
-from paceline.task.tree import named_leaves
+from paceline.tasks.adapters.nnx import from_nnx
+from paceline.tasks.tree import named_leaves
 
 ONES = {"x": np.ones((8, 16), np.float32)}
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from paceline.task.adapters.common import (
+from paceline.tasks.adapters.common import (
     adapted,
     check_initial,
     loss_name,
@@ -26,9 +26,9 @@ from paceline.task.adapters.common import (
     named_key,
     strongly_typed,
 )
-from paceline.task.losses import Outcome
-from paceline.task.task import Initial, RunningStatistics, Task
-from paceline.task.tree import named_leaves
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import Initial, RunningStatistics, Task
+from paceline.tasks.tree import named_leaves
 
 _TRAINING_FLAGS = {"train": True, "training": True, "deterministic": False, "use_running_average": False}
 

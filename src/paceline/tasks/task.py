@@ -1,7 +1,7 @@
 """A task: the loss in its full signature, and what the engine must know beside it.
 
 Owns: `Task`, and `task()` which makes one from the short forms.
-Not here: adapters for model libraries (`task.adapters`), the forms of a loss (`task.losses`).
+Not here: adapters for model libraries (`tasks.adapters`), the forms of a loss (`tasks.losses`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from paceline.base.errors import TaskError
-from paceline.task.losses import Outcome
+from paceline.tasks.losses import Outcome
 
 Tree = Any
 LossFunction = Callable[[Tree, Tree, Tree, Array], Outcome]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import LossError
-from paceline.task.losses import (
+from paceline.tasks.losses import (
     Outcome,
     Totals,
     Weighted,

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from paceline.base.errors import PacelineError, TaskError
-from paceline.task.losses import Outcome
-from paceline.task.task import Initial, RunningStatistics, Task, full_signature
-from paceline.task.tree import named_leaves
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import Initial, RunningStatistics, Task, full_signature
+from paceline.tasks.tree import named_leaves
 
 Path = tuple[str, ...]
 ModelLoss = Callable[[Any, Any, Array], Outcome]

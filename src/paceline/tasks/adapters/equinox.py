@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from paceline.task.adapters.common import (
+from paceline.tasks.adapters.common import (
     adapted,
     check_initial,
     loss_name,
@@ -25,10 +25,10 @@ from paceline.task.adapters.common import (
     named_key,
     strongly_typed,
 )
-from paceline.task.adapters.equinox_norm import ROW_AXIS, with_wide_norms
-from paceline.task.adapters.equinox_tree import Model, batch_norm_statistics, join, split, state_paths, stateful_model
-from paceline.task.losses import Outcome
-from paceline.task.task import Initial, RunningStatistics, Task
+from paceline.tasks.adapters.equinox_norm import ROW_AXIS, with_wide_norms
+from paceline.tasks.adapters.equinox_tree import Model, batch_norm_statistics, join, split, state_paths, stateful_model
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import Initial, RunningStatistics, Task
 
 _FIX = "pass a function of the key that returns a module, or what eqx.nn.make_with_state returns"
 

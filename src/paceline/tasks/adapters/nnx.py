@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
 
-from paceline.task.adapters.common import (
+from paceline.tasks.adapters.common import (
     adapted,
     check_initial,
     loss_name,
@@ -27,8 +27,8 @@ from paceline.task.adapters.common import (
     pick,
     strongly_typed,
 )
-from paceline.task.losses import Outcome
-from paceline.task.task import Initial, RunningStatistics, Task
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import Initial, RunningStatistics, Task
 
 _FIX = "pass a function of the random streams that returns a new module, for example lambda rngs: Net(rngs=rngs)"
 

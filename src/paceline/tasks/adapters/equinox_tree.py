@@ -14,8 +14,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from paceline.task.adapters.common import Path, nested, pick
-from paceline.task.task import Initial, RunningStatistics
+from paceline.tasks.adapters.common import Path, nested, pick
+from paceline.tasks.task import Initial, RunningStatistics
 
 _STATE_NAMES = {
     "batch_state_index": ("mean", "variance"),

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from paceline.base.errors import TaskError
-from paceline.task.losses import Outcome
-from paceline.task.task import RunningStatistics, full_signature, task
+from paceline.tasks.losses import Outcome
+from paceline.tasks.task import RunningStatistics, full_signature, task
 
 STATE = {"count": 3}
 KEY = jax.random.key(0)

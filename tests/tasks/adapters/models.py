@@ -22,11 +22,11 @@ from paceline.engine.parallel import Parallel
 from paceline.engine.state import drop_device_axis, new_state, place_state
 from paceline.engine.step import StepFunction
 from paceline.engine.update import StepSpec
-from paceline.task.adapters.equinox import from_equinox
-from paceline.task.adapters.linen import from_linen
-from paceline.task.adapters.nnx import from_nnx
-from paceline.task.task import Task
-from paceline.task.tree import named_leaves
+from paceline.tasks.adapters.equinox import from_equinox
+from paceline.tasks.adapters.linen import from_linen
+from paceline.tasks.adapters.nnx import from_nnx
+from paceline.tasks.task import Task
+from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import data_mesh, split_rows
 
 
