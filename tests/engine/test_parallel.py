@@ -60,7 +60,7 @@ def test_only_what_may_be_left_open_may_be_none():
     ],
 )
 def test_a_number_out_of_range_is_refused_and_the_range_is_named(name, bad, good):
-    """Bounds included: 0 microbatches, half a one, a limit of 0, a decay of 1. The value at the range that the fix names works."""
+    """Bounds included: 0 microbatches, half a one, a limit of 0, a decay of 1. What the fix names works."""
     for value in bad:
         with pytest.raises(SchemeError) as caught:
             Parallel(**{name: value})

@@ -15,7 +15,7 @@ from paceline.base.errors import StateError
 from paceline.engine import precision
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import LossScale, cast_floats, initial_loss_scale, master_params, next_loss_scale
-from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, lowered_text, place, run, shard_bytes, start, step_of
+from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, lowered_text, run, shard_bytes, start, step_of
 
 OPTIMIZER = optax.sgd(1.0, momentum=0.5)
 HALVES = ("bfloat16", "float16")
@@ -91,7 +91,7 @@ def wire_types(text: str) -> list[str]:
 @pytest.mark.parametrize("asked, wire", [(None, "f32"), ("float32", "f32"), ("bfloat16", "bf16")])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_gradients_cross_the_wire_in_the_type_asked_for(asked, wire, kind):
-    """Read from the program of `per_device`: each gradient leaf is reduced once, in float32 unless bfloat16 was asked."""
+    """Read from the program of `per_device`: a gradient leaf is reduced once, in float32 unless bfloat16 was asked."""
 
     def loss(params, batch):
         return jnp.tanh(batch["x"] @ params["w"]).sum(axis=1)
@@ -130,7 +130,7 @@ def scaled(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_overflow_on_one_device_halves_the_scale_on_all(scheme):
-    """Two overflows, then a good update, under `stop`: skipped on all devices alike, scale 2**13 in each one's bytes."""
+    """Two overflows, then a good update, under `stop`: both skipped, scale 2**13 in the bytes of each device."""
     _, got = scaled(scheme)
     assert [values["loss_scale"] for values in got.metrics] == [2.0**15, 2.0**14, 2.0**13]
     assert [values["skipped_updates"] for values in got.metrics] == [1, 2, 2]

@@ -86,7 +86,7 @@ def lines_in_loops(text: str) -> list[str]:
 
 @pytest.mark.parametrize("scheme", LOCAL_SCHEMES)
 def test_the_gradients_cross_the_wire_once_whatever_the_number_of_microbatches(scheme):
-    """One and four microbatches send the same: each gradient leaf once in float32, and the packed totals of 32 bytes at most."""
+    """One and four microbatches send the same: each gradient leaf once, and packed totals of 32 bytes at most."""
     sent = [
         sent_bytes(
             lowered_text(
@@ -111,7 +111,7 @@ def test_no_collective_runs_inside_the_loop_over_microbatches():
 
 
 def test_microbatches_under_global_view_move_no_row():
-    """Four devices, four strided microbatches: the compiled program reduces, but exchanges, gathers and permutes nothing."""
+    """Four devices, four microbatches: the compiled program reduces, but exchanges, gathers and permutes nothing."""
     text = compiled_text(Parallel("global_view", accumulation=4), 4)
     assert " all-reduce(" in text
     assert not [move for move in MOVES if f" {move}(" in text or f" {move}-start(" in text]
@@ -182,7 +182,7 @@ def messages(tree) -> int:
 
 
 def test_packed_leaves_share_their_messages():
-    """Totals and counts of a step, six leaves of float32 and int32: one message. Counts alone: one. A third type: one more."""
+    """Six leaves of float32 and int32, as a step has them: one message. Counts alone: one. A third type: one more."""
     floats = {"a": np.ones((4, 2), np.float32), "b": np.ones((4, 3), np.float32), "c": np.ones((4,), np.float32)}
     counts = {"d": np.ones((4,), np.int32), "e": np.ones((4, 2), np.int32), "f": np.ones((4,), np.int32)}
     assert messages(floats | counts) == messages(floats) == messages(counts) == 1

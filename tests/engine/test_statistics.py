@@ -12,11 +12,11 @@ from paceline.base.errors import SchemeError, StateError
 from paceline.engine.parallel import Parallel
 from paceline.tasks.losses import Outcome
 from paceline.tasks.task import RunningStatistics
-from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, assert_close, run, shard_bytes, step_of
+from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, assert_close, lowered_text, run, shard_bytes, step_of
 
 MOMENTUM, EPSILON, SEED = 0.9, 1e-5, 5
-STILL = optax.sgd(0.0)
-DESCENT = optax.sgd(0.1, momentum=0.9)
+DESCENT = optax.sgd(1.0)
+MOMENTUM_DESCENT = optax.sgd(0.1, momentum=0.9)
 NORM = (RunningStatistics(mean="bn.mean", variance="bn.var", momentum=MOMENTUM),)
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -75,7 +75,7 @@ def test_running_statistics_are_those_of_all_rows(scheme):
     values = np.repeat(np.arange(4.0), 2)
     batch = {"x": values[:, None], "y": values}
     with jax.enable_x64(True):
-        step = step_of(normed, STILL, Parallel(scheme), devices=4, statistics=NORM)
+        step = step_of(normed, DESCENT, Parallel(scheme), devices=4, statistics=NORM)
         got = run(step, [batch], params={"w": np.ones(1)}, model_state=start_state(1))
     assert got.state["model_state"]["bn"]["mean"] == pytest.approx(0.15, abs=1e-12)
     assert got.state["model_state"]["bn"]["var"] == pytest.approx(1.025, abs=1e-12)
@@ -100,7 +100,7 @@ def test_microbatches_update_the_statistics_in_turn(scheme, parts):
     """Two updates on two devices, one and four microbatches: equal to numpy's statistics of the unions to 1e-12."""
     batches = random_batches(16, 3, steps=2)
     with jax.enable_x64(True):
-        step = step_of(normed, STILL, Parallel(scheme, accumulation=parts), devices=2, statistics=NORM)
+        step = step_of(normed, DESCENT, Parallel(scheme, accumulation=parts), devices=2, statistics=NORM)
         got = run(step, batches, params={"w": np.ones(3)}, model_state=start_state(3))
     wanted = union_statistics(batches, devices=2, parts=parts, features=3)
     assert_close(got.state["model_state"]["bn"], wanted, tolerance=1e-12)
@@ -111,7 +111,7 @@ def test_rows_are_normalised_by_their_own_devices_statistics(scheme):
     """Local BatchNorm on two devices: loss and gradient equal numpy's, halves normalised apart, to 1e-10 (float64)."""
     batch = random_batches(16, 3, steps=1)[0]
     with jax.enable_x64(True):
-        step = step_of(normed, optax.sgd(1.0), Parallel(scheme), devices=2, statistics=NORM)
+        step = step_of(normed, DESCENT, Parallel(scheme), devices=2, statistics=NORM)
         got = run(step, [batch], params={"w": np.ones(3)}, model_state=start_state(3))
     normal = np.concatenate([(x - x.mean(0)) / np.sqrt(x.var(0) + EPSILON) for x in np.split(batch["x"], 2)])
     error = normal @ np.ones(3) - batch["y"]
@@ -121,10 +121,10 @@ def test_rows_are_normalised_by_their_own_devices_statistics(scheme):
 
 @local_scheme
 def test_what_is_no_statistic_keeps_its_type_and_its_meaning(scheme):
-    """A counter counts 4 microbatches and not 8, a flag stays one, a key is folded 4 times, a float averaged (1e-12)."""
+    """Four microbatches: a counter says 4 and not 8, a flag stays one, a key is folded 4 times, a float averaged."""
     batch = random_batches(16, 3, steps=1)[0]
     with jax.enable_x64(True):
-        step = step_of(normed, STILL, Parallel(scheme, accumulation=4), devices=2, statistics=NORM)
+        step = step_of(normed, DESCENT, Parallel(scheme, accumulation=4), devices=2, statistics=NORM)
         state = run(step, [batch], params={"w": np.ones(3)}, model_state=start_state(3)).state["model_state"]
     share, key = 0.0, jax.random.key(3)
     for part in range(4):
@@ -141,7 +141,7 @@ def test_statistics_in_float32_survive_a_large_mean():
     values = np.repeat(1e4 + np.arange(4.0), 2).astype(np.float32)
     state = start_state(1)
     state["bn"] = {"mean": np.full(1, 1e4, np.float32), "var": np.ones(1, np.float32)}
-    step = step_of(normed, STILL, Parallel("per_device"), devices=4, statistics=NORM)
+    step = step_of(normed, DESCENT, Parallel("per_device"), devices=4, statistics=NORM)
     batch = {"x": values[:, None], "y": np.zeros(8, np.float32)}
     got = run(step, [batch], params={"w": np.ones(1, np.float32)}, model_state=state)
     assert got.state["model_state"]["bn"]["var"] == pytest.approx(1.025, abs=1e-3)
@@ -156,7 +156,7 @@ def test_batch_norm_and_dropout_under_global_view_are_those_of_one_device(device
     params = {"v": draw.normal(size=(3, 5)), "w": draw.normal(size=5)}
     model_state = {"bn": {"mean": np.zeros(5), "var": np.ones(5)}}
     with jax.enable_x64(True):
-        step = step_of(normed_dropped, DESCENT, Parallel(), devices=devices)
+        step = step_of(normed_dropped, MOMENTUM_DESCENT, Parallel(), devices=devices)
         got = run(step, batches, params=params, model_state=model_state, seed=SEED)
         wanted, losses = one_device(batches, params, model_state)
     assert_close({name: got.state[name] for name in wanted}, wanted, tolerance=1e-10)
@@ -170,12 +170,12 @@ def one_device(batches, params, model_state):
         outcome = normed_dropped(params, model_state, batch, key)
         return outcome.loss.mean(), outcome.model_state
 
-    params, opt_state, losses = jax.tree.map(jnp.asarray, params), DESCENT.init(params), []
+    params, opt_state, losses = jax.tree.map(jnp.asarray, params), MOMENTUM_DESCENT.init(params), []
     gradient_of = jax.jit(jax.value_and_grad(mean_loss, has_aux=True))
     for number, batch in enumerate(batches):
         key = jax.random.fold_in(jax.random.key(SEED, impl="threefry2x32"), number)
         (loss, model_state), gradient = gradient_of(params, model_state, batch, key)
-        updates, opt_state = DESCENT.update(gradient, opt_state)
+        updates, opt_state = MOMENTUM_DESCENT.update(gradient, opt_state)
         params = optax.apply_updates(params, updates)
         losses.append(float(loss))
     return {"params": params, "opt_state": opt_state, "model_state": model_state}, losses
@@ -188,18 +188,19 @@ def test_an_undeclared_running_variance_is_refused(scheme):
     given = {"params": {"w": np.ones(3)}, "model_state": start_state(3)}
     with jax.enable_x64(True):
         with pytest.raises(StateError) as caught:
-            run(step_of(normed, STILL, Parallel(scheme), devices=2), [batch], **given)
+            lowered_text(step_of(normed, DESCENT, Parallel(scheme), devices=2), batch, **given)
         assert "'bn.var'" in caught.value.what
         assert "RunningStatistics" in caught.value.fix and "variance='bn.var'" in caught.value.fix
-        run(step_of(normed, STILL, Parallel("global_view"), devices=2), [batch], **given)
-        run(step_of(normed, STILL, Parallel(scheme), devices=1), [batch], **given)
+        lowered_text(step_of(normed, DESCENT, Parallel("global_view"), devices=2), batch, **given)
+        lowered_text(step_of(normed, DESCENT, Parallel(scheme), devices=1), batch, **given)
+        lowered_text(step_of(normed, DESCENT, Parallel(scheme), devices=2, statistics=NORM), batch, **given)
 
 
 @pytest.mark.parametrize("entry", [{"mean": "bn.men"}, {"variance": "batch_stats.var"}])
 def test_declared_statistics_that_are_not_there_are_refused(entry):
     """The path is named, and the fix lists the leaves that there are."""
     statistics = (RunningStatistics(**{"mean": "bn.mean", "variance": "bn.var", "momentum": MOMENTUM} | entry),)
-    step = step_of(normed, STILL, Parallel("per_device"), devices=2, statistics=statistics)
+    step = step_of(normed, DESCENT, Parallel("per_device"), devices=2, statistics=statistics)
     batch = random_batches(8, 3, steps=1)[0]
     with pytest.raises(StateError) as caught:
         run(step, [batch], params={"w": np.ones(3)}, model_state=start_state(3))
@@ -214,7 +215,7 @@ def test_a_model_state_of_another_tree_is_refused(scheme):
     def forgets(params, model_state, batch, rng):
         return Outcome(params["w"] * batch["x"], model_state={"a": model_state["a"]})
 
-    step = step_of(forgets, STILL, Parallel(scheme), devices=2)
+    step = step_of(forgets, DESCENT, Parallel(scheme), devices=2)
     with pytest.raises(StateError, match="whole model state") as caught:
         run(step, [{"x": np.ones(2)}], params={"w": np.ones(())}, model_state={"a": np.zeros(2), "b": np.zeros(2)})
     assert "'b'" in caught.value.what
@@ -226,7 +227,7 @@ def test_a_model_state_leaf_of_another_shape_is_refused():
     def grows(params, model_state, batch, rng):
         return Outcome(params["w"] * batch["x"], model_state={"a": {"seen": model_state["a"]["seen"] + batch["x"]}})
 
-    step = step_of(grows, STILL, Parallel("per_device"), devices=2)
+    step = step_of(grows, DESCENT, Parallel("per_device"), devices=2)
     with pytest.raises(StateError) as caught:
         run(step, [{"x": np.ones(6)}], params={"w": np.ones(())}, model_state={"a": {"seen": np.zeros(())}})
     assert "'a.seen'" in caught.value.what and "()" in caught.value.what and "(3,)" in caught.value.what
@@ -240,7 +241,7 @@ def test_a_model_state_in_another_type_comes_back_in_its_own():
             params["w"] * batch["x"], model_state=jax.tree.map(lambda x: x.astype(jnp.bfloat16), model_state)
         )
 
-    step = step_of(casts, STILL, Parallel("per_device"), devices=2)
+    step = step_of(casts, DESCENT, Parallel("per_device"), devices=2)
     got = run(step, [{"x": np.ones(2, np.float32)}] * 2, params={"w": np.float32(1)}, model_state={"a": np.float32(3)})
     assert got.state["model_state"]["a"] == 3 and got.state["model_state"]["a"].dtype == np.float32
     assert step.compilations == 1
@@ -249,6 +250,6 @@ def test_a_model_state_in_another_type_comes_back_in_its_own():
 def test_a_plain_loss_cannot_be_told_to_sync():
     """`batch_norm='synced'` for a task that does not say how: the fix names the axis and `global_view`."""
     with pytest.raises(SchemeError, match="synced") as caught:
-        step_of(normed, STILL, Parallel("per_device", batch_norm="synced"), devices=2)
+        step_of(normed, DESCENT, Parallel("per_device", batch_norm="synced"), devices=2)
     assert "axis_name='data'" in caught.value.fix and "global_view" in caught.value.fix
-    step_of(normed, STILL, Parallel("global_view", batch_norm="synced"), devices=2)
+    step_of(normed, DESCENT, Parallel("global_view", batch_norm="synced"), devices=2)

@@ -51,7 +51,7 @@ def counted_step(scheme, nonfinite="skip"):
 
 @every_scheme
 def test_the_mean_is_clipped_and_not_each_devices_gradient(scheme):
-    """Case 10, clip to norm 1: mean (1.575, 1.9), norm 2.4679, so (0.6382, 0.7699); clipped first it were (0.2250, 0.1000)."""
+    """Case 10, limit 1: mean (1.575, 1.9), norm 2.4679, so (0.6382, 0.7699); not (0.225, 0.1)."""
     gradients = np.array([[6, 8], [0.3, -0.4], [0, 0], [0, 0]], np.float32)
     step = step_of(dot, DESCENT, Parallel(scheme, clip_norm=1.0), devices=4)
     got = run(step, [{"g": gradients}], params={"p": np.zeros(2, np.float32)})
@@ -148,16 +148,21 @@ def test_any_optimizer_of_optax_updates_as_on_one_device(optimizer, x64):
     batches = list(np.random.default_rng(0).normal(size=(3, 4, 2)))
     step = step_of(dot, optimizer, Parallel("per_device"), devices=4)
     got = run(step, [{"g": batch} for batch in batches], params={"p": np.ones(2)})
+
+    @jax.jit
+    def update(params, opt_state, mean):
+        updates, opt_state = optimizer.update({"p": mean}, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
     params = {"p": jnp.ones(2)}
     opt_state = optimizer.init(params)
     for batch in batches:
-        updates, opt_state = optimizer.update({"p": jnp.asarray(batch.mean(axis=0))}, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        params, opt_state = update(params, opt_state, batch.mean(axis=0))
     np.testing.assert_allclose(got.state["params"]["p"], params["p"], rtol=1e-10)
 
 
 def test_an_optimizer_may_ask_for_the_loss():
-    """`optax.contrib.reduce_on_plateau` scales the update by the losses it was given: halved once the loss is 1 twice."""
+    """`optax.contrib.reduce_on_plateau` is given the loss: it halves its scale once that is 1 twice."""
     optimizer = optax.chain(DESCENT, optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
     step = step_of(two_leaves, optimizer, Parallel("per_device"), devices=4)
     batch = rows(k=[0, 0, 0, 0], b=[0, 0, 0, 0], c=[1, 1, 1, 1])

@@ -12,7 +12,6 @@ import pytest
 
 import paceline
 from paceline.data.order import EpochOrder
-from paceline.tasks.task import task
 from tests.train.compilations import counted
 from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, trainer_of, zeros
 
@@ -35,7 +34,7 @@ def test_the_example_of_the_readme_finds_the_line():
         prediction = batch["x"] * params["w"] + params["b"]
         return (prediction - batch["y"]) ** 2
 
-    trainer = paceline.Trainer(task(loss), optax.sgd(0.1), devices=4)
+    trainer = paceline.Trainer(paceline.task(loss), optax.sgd(0.1), devices=4)
     state = trainer.init({"w": jnp.zeros(1), "b": jnp.zeros(())}, seed=42)
     state, report = trainer.fit(state, paceline.rows(data), batch=32, steps=20)
     assert abs(float(state.params["w"][0]) - 3) < 0.1

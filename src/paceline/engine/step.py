@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,10 @@ from paceline.engine.update import StepSpec
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.task import Task
 from paceline.topology.mesh import DATA_AXIS, split_rows
+
+IN_FLIGHT = 16
+"""Steps that a caller can be ahead of the devices. It bounds the memory of batches that wait for theirs; and with 32
+programs in flight XLA's CPU client (jax 0.10) can deadlock in a reduction over simulated devices and abort."""
 
 _BUILDERS = {"global_view": global_view.build, "per_device": per_device.build, "pmap": classic.build}
 
@@ -49,6 +54,7 @@ class StepFunction:
     def __init__(self, spec: StepSpec) -> None:
         self.spec = dataclasses.replace(spec, task=scheme_task(spec))
         self._compiled: dict[Any, CompiledStep] = {}
+        self._in_flight: deque[StepMetrics] = deque()
 
     @property
     def compilations(self) -> int:
@@ -56,8 +62,12 @@ class StepFunction:
         return len(self._compiled)
 
     def __call__(self, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
-        """One update; compiles if the shapes are new."""
-        return self.compiled(state, batch, valid).call(state, batch, valid)
+        """One update; compiles if the shapes are new. Waits for the step `IN_FLIGHT` calls ago."""
+        state, metrics = self.compiled(state, batch, valid).call(state, batch, valid)
+        self._in_flight.append(metrics)
+        if len(self._in_flight) > IN_FLIGHT:
+            self._in_flight.popleft().wait()
+        return state, metrics
 
     def compiled(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> CompiledStep:
         """The program for these shapes, from the cache or compiled now.

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh
 
 from paceline.engine.metrics import StepMetrics, pack
@@ -109,12 +109,15 @@ def _next_state(
     spec: StepSpec, state: TrainState, sums: Sums, *, gradients: Any, loss: Array, applied: Array, finite: Array
 ) -> TrainState:
     optimizer = optax.with_extra_args_support(spec.optimizer)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=loss, grad=gradients)
-    params = optax.apply_updates(state.params, updates)
-    ema = _moving_average(state.ema, params, spec.parallel.ema_decay)
+
+    def updated() -> tuple[Any, Any, Any, Any]:
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=loss, grad=gradients)
+        params = optax.apply_updates(state.params, updates)
+        return params, opt_state, sums.model_state, _moving_average(state.ema, params, spec.parallel.ema_decay)
+
     old = (state.params, state.opt_state, state.model_state, state.ema)
-    new = (params, opt_state, sums.model_state, ema)
-    params, opt_state, model_state, ema = jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)
+    platform = spec.mesh.devices.flat[0].platform
+    params, opt_state, model_state, ema = _new_or_old(applied, updated, old=old, platform=platform)
     return TrainState(
         step=state.step + 1,
         skipped=state.skipped + (~finite).astype(jnp.int32),
@@ -125,6 +128,18 @@ def _next_state(
         ema=ema,
         loss_scale=None if state.loss_scale is None else next_loss_scale(state.loss_scale, finite),
     )
+
+
+def _new_or_old(applied: Array, new: Callable[[], Any], *, old: Any, platform: str) -> Any:
+    """``new()`` if the update is applied, else `old`.
+
+    On the CPU as a branch: with selects the compiler copies the optimizer state and computes its update once more for
+    the parameters (adam: a third of the step). A GPU would have to ask the host which branch to take, so that no step
+    could be queued behind another; there the selects melt into the update.
+    """
+    if platform == "cpu":
+        return lax.cond(applied, new, lambda: old)
+    return jax.tree.map(lambda a, b: jnp.where(applied, a, b), new(), old)
 
 
 def _moving_average(ema: Any, params: Any, decay: float | None) -> Any:

@@ -128,10 +128,11 @@ class Loop:
         return state
 
     def _batches(self, first: PlacedBatch) -> Iterator[tuple[PlacedBatch, float]]:
-        """The first batch, then those of the feed, each with the seconds it was waited for."""
+        """The first batch, then those of the feed, each with the seconds that the devices may have waited for it."""
         yield first, 0.0
         for batch in self.feed:
-            yield batch, self.feed.wait_s
+            busy = self.pending and not self.pending[-1].metrics.is_ready()
+            yield batch, 0.0 if busy else self.feed.wait_s
 
     def _collect(self, *, keep: int) -> None:
         """Record the steps that are finished; wait for the oldest while more than `keep` are in flight."""
