@@ -1,4 +1,4 @@
-"""Training loops as a user would write them without Paceline: jit over sharded arrays, pmap, and the classic tutorial's.
+"""Training loops without Paceline: jit over sharded arrays, pmap, and the one of the classic tutorial.
 
 Each is the same mathematics as Paceline's step: the mean loss over all rows, its gradient, an optax update, the loss
 returned. None has what Paceline's adds: the gradient norm, the finite check, counters and the mask of padded rows.
@@ -83,6 +83,8 @@ class Tutorial:
 
     def __init__(self, model: Model, *, devices: int, learning_rate: float) -> None:
         self._devices = devices
+        mesh = Mesh(np.asarray(jax.devices()[:devices]), ("data",), axis_types=(AxisType.Auto,))
+        self._rows = NamedSharding(mesh, PartitionSpec("data"))
         self.params = jax.tree.map(jax.numpy.asarray, model.params)
 
         def step(params: Any, batch: Any) -> Any:
@@ -97,6 +99,8 @@ class Tutorial:
 
         def step(params: Any, batch: Any) -> Any:
             copies = jax.tree.map(lambda leaf: jax.numpy.stack([leaf] * self._devices), params)
+            # As `jax_utils.replicate` did; pmap itself refuses what lives on one device only.
+            copies = jax.device_put(copies, self._rows)
             copies, loss = self._step(copies, split_rows(batch, self._devices))
             return jax.tree.map(lambda leaf: leaf[0], copies), loss
 

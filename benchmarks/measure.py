@@ -152,8 +152,8 @@ def say(text: str) -> None:
 
 def machine() -> str:
     """Processor, cores, memory and versions; nothing that tells whose machine it is."""
-    import jax  # noqa: PLC0415: the parent of the workers needs no jax but for this line
-    import jaxlib  # noqa: PLC0415: as above
+    import jax  # the parent of the workers needs no jax but for this line
+    import jaxlib  # as above
 
     processor = platform.machine()
     if Path("/proc/cpuinfo").exists():

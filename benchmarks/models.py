@@ -5,6 +5,7 @@ Shapes: B = rows of a batch. A loss gives ``[B]``; Paceline takes it as it is, h
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def conv(channels: list[int], *, side: int, rows: int, num_batches: int = 8) -> 
     random = np.random.default_rng(0)
     kernels = [
         random.normal(size=(3, 3, before, after)).astype(np.float32) / np.float32(3 * before**0.5)
-        for before, after in zip(channels, channels[1:], strict=False)
+        for before, after in itertools.pairwise(channels)
     ]
     params = {"kernels": kernels, "head": _dense(random, channels[-1], CLASSES)}
     shape = (side, side, channels[0])

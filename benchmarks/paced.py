@@ -12,7 +12,6 @@ import paceline
 from benchmarks.measure import Mark, drive
 from benchmarks.models import Model
 from paceline.engine.parallel import Scheme
-from paceline.tasks.task import task
 
 
 class Paced:
@@ -28,7 +27,7 @@ class Paced:
     ) -> None:
         self.model = model
         parallel = paceline.Parallel(scheme=scheme)
-        self.trainer = paceline.Trainer(task(model.row_loss), optimizer, devices=devices, parallel=parallel)
+        self.trainer = paceline.Trainer(paceline.task(model.row_loss), optimizer, devices=devices, parallel=parallel)
         self.state = self.trainer.init(model.params)
         with self.trainer.feed(iter(model.batches), steps=len(model.batches)) as feed:
             self.placed = list(feed)

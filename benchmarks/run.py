@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measure import Row, machine, row_from_dict, say  # noqa: E402: needs the path above
+from benchmarks.measure import Row, machine, row_from_dict, say  # noqa: E402 - needs the path above
 
 BENCHMARKS = ("startup", "loop_overhead", "tutorial_loop", "handwritten", "input_wait")
 
@@ -58,7 +58,7 @@ def main() -> int:
 
 def _work(name: str, devices: int, *, quick: bool) -> None:
     """Measures one benchmark on so many devices; one JSON object a row on standard output."""
-    import paceline  # noqa: PLC0415: the parent process needs neither paceline nor jax
+    import paceline  # the parent process needs neither paceline nor jax
 
     paceline.simulate_devices(devices)
     for row in importlib.import_module(f"benchmarks.{name}").measure(devices, quick=quick):
@@ -75,7 +75,8 @@ def _measure_all(options: argparse.Namespace) -> int:
             found, code = _in_process(name, devices, quick=options.quick)
             rows += found
             failed |= code != 0
-    load = f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after, {'quick' if options.quick else 'full'} run."
+    kind = "quick" if options.quick else "full"
+    load = f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after; {kind} run."
     page = _PAGE.format(machine=machine(), load=load, rows="\n".join(_line(row) for row in rows))
     if options.out is None:
         print(page)

@@ -41,11 +41,11 @@ def _imports(repeats: int) -> Iterator[Row]:
 
 def _second_fit(devices: int, *, quick: bool) -> Iterator[Row]:
     """The first and second fit of one step, and the programs that XLA compiled in the second."""
-    import jax  # noqa: PLC0415: the other parts of this module need no jax
-    import optax  # noqa: PLC0415: as above
+    import jax  # the other parts of this module need no jax
+    import optax  # as above
 
-    from benchmarks.models import mlp  # noqa: PLC0415: as above
-    from benchmarks.paced import Paced  # noqa: PLC0415: as above
+    from benchmarks.models import mlp  # as above
+    from benchmarks.paced import Paced  # as above
 
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(

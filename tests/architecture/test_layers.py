@@ -82,9 +82,8 @@ def test_the_public_root_lies_above_every_layer(package):
 
 def test_imports_that_go_down_or_stay_inside_pass(package):
     """Down several rows, to a sibling module, and from outside the package: no violation."""
-    source = (
-        "from paceline.base import errors\nfrom . import state\nimport numpy\nfrom paceline.tasks.losses import Weighted"
-    )
+    lines = ["from paceline.base import errors", "from . import state", "import numpy"]
+    source = "\n".join([*lines, "from paceline.tasks.losses import Weighted"])
     sources = {"engine/step.py": source, "engine/state.py": "", "base/errors.py": "", "task/losses.py": ""}
     assert layers.upward_imports(package(sources)) == []
 

@@ -120,6 +120,10 @@ REFUSED = {
     "an average out of range": ((*QUIET, "--ema-decay", "1.5"), "ema_decay=1.5"),
     "a report in no folder": ((*QUIET, "--json", "nowhere/out.json"), "--json nowhere/out.json"),
     "a report in place of a folder": ((*QUIET, "--json", "."), "--json .: the file cannot be written"),
+    "a compilation cache in no folder": (
+        (*QUIET, "--compilation-cache", "/proc/nowhere/cache"),
+        "--compilation-cache /proc/nowhere/cache",
+    ),
     "a run in no folder": ((*QUIET, "--run", "/proc/nowhere/run"), "cannot be written"),
 }
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from paceline.cli.main import main
 
 ROOT = Path(__file__).parents[2]

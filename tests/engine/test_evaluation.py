@@ -100,10 +100,10 @@ def test_a_task_without_evaluation_is_evaluated_by_its_loss():
 
 
 def test_an_evaluation_in_half_precision_counts_in_float32():
-    """600 ones in bfloat16, whose own sum stops at 256: total 600."""
-    ones = arguments({"x": np.full(600, 0.5, np.float32)}, np.ones(600, bool))
+    """601 ones in bfloat16, which has 600 and 604 but no 601: total 601."""
+    ones = arguments({"x": np.full(601, 0.5, np.float32)}, np.ones(601, bool))
     totals = EvaluationFunction(task(lambda p, b: b["x"] * p["w"]), Parallel(precision="bfloat16"))(*ones)["loss"]
-    assert float(totals.total) == 600 and totals.total.dtype == jnp.float32
+    assert float(totals.total) == 601 and totals.total.dtype == jnp.float32
 
 
 def test_a_mistake_in_the_evaluation_is_told_as_one():

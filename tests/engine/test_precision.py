@@ -80,6 +80,18 @@ def test_gradients_below_the_range_of_float16_survive():
     assert got.state["params"]["w"] == -1
 
 
+def test_a_part_of_the_batch_scales_its_part_of_the_gradient():
+    """Gradient 8 under the scale 2**15 is beyond float16 whole, not in 16 parts of 2**14: applied, exactly."""
+    batch = {"x": np.full(16, 8, np.float32)}
+    for parallel, skipped in (
+        (Parallel("per_device", precision="float16", accumulation=4), 0),
+        (Parallel(precision="float16"), 1),
+    ):
+        got = run(step_of(products, optax.sgd(0.25), parallel, devices=4), [batch], params={"w": np.float32(0)})
+        assert got.state["skipped"] == skipped
+        assert got.state["params"]["w"] == (-2 if skipped == 0 else 0)
+
+
 WIRE = re.compile(r'"stablehlo\.all_reduce".*?\}\) : \((.*?)\) ->', re.DOTALL)
 
 

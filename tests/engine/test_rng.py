@@ -78,8 +78,10 @@ def normal_draws(key, rows):
 def programs(draws):
     """The draws of the whole batch, and a function of (start, stride) for those of a part."""
     key = jax.random.fold_in(base_key(3), 1)
+    whole = jax.jit(lambda: draws(key, ROWS)).lower().compile()
+    word = jax.ShapeDtypeStruct((), jnp.uint32)
     part = jax.jit(lambda start, stride: draws(positional_key(key, rows=PART, start=start, stride=stride), PART))
-    return jax.tree.map(np.asarray, jax.jit(lambda: draws(key, ROWS))()), part
+    return jax.tree.map(np.asarray, whole()), part.lower(word, word).compile()
 
 
 def equal(got, wanted):
@@ -128,10 +130,10 @@ def test_parts_together_draw_every_row_once():
     np.testing.assert_array_equal(interleaved, whole)
 
 
-def test_a_row_far_beyond_32_bits_of_entries_is_still_its_own():
-    """Rows from 2**31 + 7 of 3 entries: bits equal the hash of index words made by Python's integers."""
+@pytest.mark.parametrize("start, inner", [(2**31 + 7, 3), ((2**32 - 1) // 3 - 1, 3), (2**32 - PART, 6)])
+def test_a_row_beyond_32_bits_of_entries_is_still_its_own(start, inner):
+    """Index 2**32 before, between and within these rows: bits equal the hash of index words of Python's integers."""
     key = base_key(9)
-    start, inner = 2**31 + 7, 3
     indices = [(start + row) * inner + entry for row in range(PART) for entry in range(inner)]
     part = positional_key(key, rows=PART, start=jnp.uint32(start), stride=1)
     np.testing.assert_array_equal(jax.random.bits(part, (PART, inner)).ravel(), hashed(key, indices))

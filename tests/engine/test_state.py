@@ -96,11 +96,12 @@ def test_the_users_parameters_survive_a_donated_step(scheme):
 
 
 def test_the_moving_average_is_no_alias_of_the_parameters():
-    """Both are donated: the same buffer twice would be refused by the runtime or overwrite the other."""
-    _, state = step_and_state("per_device")
-    assert state.ema["w"] is not state.params["w"]
-    for old, new in zip(state.ema["w"].addressable_shards, state.params["w"].addressable_shards, strict=True):
-        assert old.data.unsafe_buffer_pointer() != new.data.unsafe_buffer_pointer()
+    """Both are donated, in a new state as in a placed one: one buffer given twice would be refused."""
+    step, placed = step_and_state("per_device")
+    new = new_state(OPTIMIZER, step.spec.parallel, params=jax.tree.map(jnp.asarray, params()), model_state={}, seed=0)
+    for state in (new, placed):
+        for average, leaf in zip(state.ema["w"].addressable_shards, state.params["w"].addressable_shards, strict=True):
+            assert average.data.unsafe_buffer_pointer() != leaf.data.unsafe_buffer_pointer()
 
 
 @every_scheme

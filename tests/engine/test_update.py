@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from paceline.engine.parallel import Parallel
+from paceline.engine.update import _new_or_old
 from tests.engine.helpers import SCHEMES, place, run, shard_bytes, start, step_of, to_numpy
 
 DESCENT = optax.sgd(1.0)
@@ -132,6 +133,18 @@ def test_the_moving_average_follows_the_parameters():
         assert to_numpy(step, state)["ema"]["bias"] == pytest.approx(wanted, rel=1e-6)
     assert step_of(dot, DESCENT, Parallel()).spec.parallel.ema_decay is None
     assert start(step_of(dot, DESCENT, Parallel()), {"p": np.zeros(2)}).ema is None
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_an_update_that_is_left_out_is_left_out_on_every_platform(platform):
+    """As a branch on a CPU, as a selection elsewhere: the new tree if applied, else the old one, NaN or not."""
+    old = {"a": jnp.zeros(3), "key": jax.random.key(0)}
+    new = {"a": jnp.array([1, NAN, 2.0]), "key": jax.random.key(1)}
+    choose = jax.jit(lambda applied: _new_or_old(applied, lambda: new, old=old, platform=platform))
+    for applied, wanted in ((True, new), (False, old)):
+        got = choose(applied)
+        np.testing.assert_array_equal(got["a"], wanted["a"])
+        np.testing.assert_array_equal(jax.random.key_data(got["key"]), jax.random.key_data(wanted["key"]))
 
 
 OPTIMIZERS = {

@@ -54,6 +54,11 @@ def summed_over_devices(params, batch):
     return Weighted((params["w"] ** 2 + 1) * batch["d"], jnp.full(batch["d"].shape, 0.5))
 
 
+def weight_of_the_model(params, batch):
+    """A weight that depends on the parameters, as an attention over rows would give."""
+    return Weighted(params["w"] * batch["x"], params["w"] ** 2 * batch["weight"])
+
+
 def half_precision_count(params, batch):
     """The weight as a model in bfloat16 would sum it: the step must count on in more than 8 bits."""
     return Weighted(params["w"] * batch["x"], jnp.ones(batch["x"].shape, jnp.bfloat16))
@@ -165,6 +170,15 @@ def test_a_nominal_weight_does_not_change_the_result():
             assert got.state["params"]["w"] == pytest.approx(0.7 - slope, rel=1e-12)
 
 
+@every_scheme
+def test_weights_carry_no_gradient(scheme):
+    """Total w x, weight w^2 at w = 2: the gradient is sum x / sum w^2 = 20 / 16, not that of the quotient."""
+    batch = {"x": np.array([2, 4, 6, 8], np.float32), "weight": np.ones(4, np.float32)}
+    got = run(step_of(weight_of_the_model, DESCENT, Parallel(scheme), devices=2), [batch], params={"w": np.float32(2)})
+    assert got.metrics[0]["loss"] == 40 / 16 and got.metrics[0]["gradient_norm"] == 20 / 16
+    assert got.state["params"]["w"] == 2 - 20 / 16
+
+
 @pytest.mark.parametrize("nominal", [0, -3.0, float("nan"), float("inf")])
 def test_a_nominal_weight_that_cannot_be_divided_by_is_refused(nominal):
     """It would turn every gradient into zero or NaN; the fix says what it should be."""
@@ -179,10 +193,10 @@ def test_a_nominal_weight_that_cannot_be_divided_by_is_refused(nominal):
 
 @pytest.mark.parametrize("scheme", ["global_view", "per_device"])
 def test_a_weight_in_bfloat16_is_counted_in_float32(scheme):
-    """600 rows of weight 1 in bfloat16, whose own sum stops at 256: the weight is 600 and the mean of ones 1."""
+    """602 rows of weight 1 in bfloat16, which has 600 and 604 but no 602: the weight is 602 and the mean of ones 1."""
     step = step_of(half_precision_count, DESCENT, Parallel(scheme), devices=2)
-    got = run(step, [{"x": np.ones(600, np.float32)}], params={"w": np.float32(1)})
-    assert got.metrics[0]["weight"] == 600
+    got = run(step, [{"x": np.ones(602, np.float32)}], params={"w": np.float32(1)})
+    assert got.metrics[0]["weight"] == 602
     assert got.metrics[0]["loss"] == pytest.approx(1, rel=1e-6) and got.state["params"]["w"] == pytest.approx(
         0, abs=1e-6
     )

@@ -92,6 +92,17 @@ def test_a_task_function_of_a_file_becomes_a_recipe(write):
     assert "paceline.Job" in caught.value.fix
 
 
+def test_a_recipe_without_a_name_is_called_like_its_file(write):
+    """Reports and run folders of two such files can be told apart."""
+    assert find_recipe(write(RECIPE.replace(", name='other'", ""), "my_task.py")).name == "my_task"
+
+
+def test_an_imported_task_function_is_not_the_users_own(write):
+    """`from paceline import task` alone defines nothing to train."""
+    with pytest.raises(RecipeError, match=r"defines neither recipe nor task\(\)"):
+        find_recipe(write("from paceline import task\n"))
+
+
 def test_a_recipe_object_comes_before_a_task_function(write):
     """A file may import `task` for its own use."""
     assert find_recipe(write(RECIPE + "def task():\n    raise AssertionError\n")).name == "other"

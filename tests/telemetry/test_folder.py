@@ -15,6 +15,18 @@ from paceline.base.errors import RunFolderError
 from paceline.telemetry.folder import RunFolder, default_run_path, free_sibling
 
 
+def test_a_discarded_run_frees_its_path_but_keeps_the_files_of_others(tmp_path):
+    """The run's own files go; a file that somebody put there stays, and the folder with it."""
+    for name, extra in (("own", []), ("shared", ["notes.txt"])):
+        folder = RunFolder.create(tmp_path / name)
+        folder.events_file(0).write_bytes(b"")
+        for file in extra:
+            (folder.path / file).write_text("mine")
+        folder.discard()
+        assert tree(tmp_path / name) == extra
+    assert not (tmp_path / "own").exists()
+
+
 def tree(root):
     """Every path under ``root``, relative to it."""
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))

@@ -201,22 +201,27 @@ class Clock:
         return self.now_s
 
 
-def test_the_time_of_an_evaluation_is_no_step_time(monkeypatch, train):
-    """Steps of 1 s, evaluations of 100 s after steps 4 and 8: p95 and the sum hold steps only, so 16 rows/s exactly."""
+@pytest.mark.parametrize("instant", [False, True])
+def test_the_time_of_an_evaluation_is_no_step_time(monkeypatch, train, instant):
+    """Steps of 1 s, evaluations of 100 s after 4 and 8: median, p95 and rate hold steps only, so 16 rows/s exactly.
+
+    A step takes its second when it is waited for, or when it is dispatched if the devices are instant.
+    """
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
-    wait, start = Devices.wait, Evaluator.start
+    name = "_dispatched" if instant else "wait"
+    step, start = getattr(Devices, name), Evaluator.start
 
     def step_takes_a_second(devices, metrics):
-        clock.now_s += 0.0 if devices.is_ready(metrics) else 1.0
-        wait(devices, metrics)
+        clock.now_s += 1.0 if instant or not devices.is_ready(metrics) else 0.0
+        step(devices, metrics)
 
     def evaluation_takes_long(evaluator, *args, **options):
         clock.now_s += 100.0
         return start(evaluator, *args, **options)
 
-    monkeypatch.setattr(Devices, "wait", step_takes_a_second)
+    monkeypatch.setattr(Devices, name, step_takes_a_second)
     monkeypatch.setattr(Evaluator, "start", evaluation_takes_long)
-    _, report = train(evaluation=line(8), evaluate_every=4)
+    _, report = train(evaluation=line(8), evaluate_every=4, instant=instant)
     assert report.step_p95_s == report.step_p50_s == 1.0
     assert report.samples_per_s == 16.0

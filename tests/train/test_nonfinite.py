@@ -23,7 +23,7 @@ def with_nan(row, leaf="x", rows=64):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_nan_in_the_data_is_named_with_its_row(scheme, tmp_path):
-    """Row 37 is in the third batch of 16: DataError with step, leaf and row; exit code 2; the report holds it."""
+    """Row 37 is in the third batch of 16: DataError with step, leaf, row and the last good state; exit code 2."""
     trainer = trainer_of(scheme=scheme)
     with pytest.raises(DataError) as caught:
         trainer.fit(
@@ -32,6 +32,8 @@ def test_a_nan_in_the_data_is_named_with_its_row(scheme, tmp_path):
     assert caught.value.what == "step 3: batch leaf 'x' is not finite in row 37 of the data"
     assert "--nonfinite skip" in caught.value.fix
     assert caught.value.exit_code == 2
+    first_two = numpy_sgd(line(), [range(16), range(16, 32)])
+    assert_close(params_of(trainer, caught.value.state), first_two)
     record = read_run(tmp_path / "run")
     assert record.report["stopped"] == f"DataError: {caught.value.what}"
     assert record.events_by_process[0][-1].text == record.report["stopped"]

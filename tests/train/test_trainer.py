@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import jax
@@ -203,3 +204,14 @@ def test_devices_can_be_chosen():
     trainer = Trainer(task(squared_error), optax.sgd(0.1), devices=chosen)
     assert trainer.num_devices == 2
     assert trainer.init(zeros()).params["w"].devices() == set(chosen)
+
+
+def test_an_abandoned_feed_leaves_no_thread():
+    """Neither exhausted nor closed nor in a block: collected with its last reference."""
+    feed = trainer_of().feed(line(), batch=16, steps=100)
+    next(feed)
+    (thread,) = feed_threads()
+    del feed
+    gc.collect()
+    thread.join(5.0)
+    assert not thread.is_alive()

@@ -19,6 +19,8 @@ class PacelineError(Exception):
       what: the thing that is wrong, with its name and its sizes.
       why: what would go wrong if Paceline went on.
       fix: the change to make, as a command, an option or a line of code.
+
+    Attribute `state`: the last good state, where an error ended a run; None elsewhere.
     """
 
     exit_code: int = 2
@@ -28,6 +30,7 @@ class PacelineError(Exception):
         self.what: str = what
         self.why: str = why
         self.fix: str = fix
+        self.state: Any = None
 
     def __str__(self) -> str:
         return f"{self.what}\n  why: {self.why}\n  fix: {self.fix}"

@@ -122,7 +122,7 @@ def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
     shape = _shape(options, recipe)
     if options.compilation_cache is not None:
         _use_compilation_cache(options.compilation_cache)
-    with user_code(f"task {recipe.name!r}"):
+    with user_code(f"task {recipe.name!r}", when="to make the job"):
         job = recipe.make_job(recipe_options, shape)
     trainer = Trainer(
         job.task, job.optimizer, devices=options.devices, parallel=options.parallel(), schedule=job.schedule
@@ -225,7 +225,7 @@ def _fit(
 ) -> tuple[dict[str, Any], int]:
     state = trainer.init(seed=options.seed)
     code = 0
-    with user_code("the data of the run"):
+    with user_code("the data of the run", when="to read rows and to report"):
         data = as_source(job.data)
         try:
             state, report = trainer.fit(
@@ -276,6 +276,20 @@ def _check_writable(path: str) -> None:
 
 def _use_compilation_cache(folder: str) -> None:
     """Keep every compiled program in `folder`, however quickly it compiled."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cache_error(folder) from error
+    if not os.access(folder, os.W_OK):
+        raise _cache_error(folder)
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _cache_error(folder: str) -> OptionError:
+    return OptionError(
+        what=f"--compilation-cache {folder}: the folder cannot be made or written",
+        why="every start would compile again",
+        fix="choose a folder that you can write to",
+    )

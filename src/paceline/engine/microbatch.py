@@ -24,6 +24,7 @@ from paceline.tasks.losses import Outcome, Totals, check_loss, nominal_weight, t
 from paceline.tasks.task import Task
 from paceline.telemetry.metrics import user_metric
 
+
 class Sums(NamedTuple):
     """What the rows of one program add up to.
 

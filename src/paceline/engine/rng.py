@@ -11,9 +11,9 @@ communication. `positional_key` makes a typed key that does so for each draw who
 the part.
 
 A split into as many keys as there are rows is ambiguous: one key a row (then under vmap), or one key for each of so
-many layers? A positional key carries both candidates and the later draw decides: under a vmap over as many keys as there
-are rows it is the row's own key, whatever the shape of the draw; else with a leading row dim it is the layers' key at
-this part's rows, and without one the row's own key.
+many layers? A positional key carries both candidates and the later draw decides: under a vmap over as many keys as
+there are rows it is the row's own key, whatever the shape of the draw; else with a leading row dim it is the layers'
+key at this part's rows, and without one the row's own key.
 
 Shapes: b = rows of the part, B = rows of the whole batch. A positional key has data ``uint32[6]``: the layers' key (2),
 the row's key (2), start, stride.
@@ -110,9 +110,7 @@ def _random_bits(rows: int, key: Array, bit_width: int, shape: tuple[int, ...]) 
     return _unless_row_keys(rows, key, usual=usual, row=lambda key: bits(key[2:4], _plain_counts(shape)))
 
 
-def _unless_row_keys(
-    rows: int, key: Array, *, usual: Callable[[Array], Array], row: Callable[[Array], Array]
-) -> Array:
+def _unless_row_keys(rows: int, key: Array, *, usual: Callable[[Array], Array], row: Callable[[Array], Array]) -> Array:
     """``usual(key)``; but ``row`` of each key where the caller maps over one key a row.
 
     There a draw of as many features as the part has rows must not be taken for one over the rows.

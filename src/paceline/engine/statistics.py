@@ -45,7 +45,7 @@ def check_statistics(statistics: Sequence[RunningStatistics], model_state: Any) 
             raise StateError(
                 what=f"model state leaf {name!r} looks like a running variance that the task does not declare",
                 why="the mean of the devices' variances is smaller than the variance of all rows",
-                fix="use batch_norm='synced' or scheme='global_view'; or, if the model normalises by its batch, declare it: "
+                fix="use batch_norm='synced' or scheme='global_view'; or, if it normalises by its batch, declare "
                 f"paceline.RunningStatistics(mean=..., variance={name!r}, momentum=...)",
             )
 

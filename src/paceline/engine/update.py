@@ -83,7 +83,7 @@ def _mean_gradients(state: TrainState, sums: Sums) -> tuple[Any, dict[str, Array
 
 
 def _learning_rate(spec: StepSpec, state: TrainState, next_state: TrainState) -> dict[str, Array]:
-    """The rate of this update: of the schedule if there is one, else what `optax.inject_hyperparams` keeps, if anything.
+    """The rate of this update: of the schedule if there is one, else what `optax.inject_hyperparams` keeps, if any.
 
     It keeps the rate of the last update that was applied, so it is read after this one.
     """
@@ -134,8 +134,8 @@ def _new_or_old(applied: Array, new: Callable[[], Any], *, old: Any, platform: s
     """``new()`` if the update is applied, else `old`.
 
     On the CPU as a branch: with selects the compiler copies the optimizer state and computes its update once more for
-    the parameters (adam: a third of the step). A GPU would have to ask the host which branch to take, so that no step
-    could be queued behind another; there the selects melt into the update.
+    the parameters (a quarter of a step with adam). A GPU would have to ask the host which branch to take, so that no
+    step could be queued behind another; there the selects melt into the update.
     """
     if platform == "cpu":
         return lax.cond(applied, new, lambda: old)

@@ -24,7 +24,7 @@ _OURS = str(Path(__file__).parents[1])
 
 
 @contextlib.contextmanager
-def user_code(what: str) -> Iterator[None]:
+def user_code(what: str, *, when: str = "to trace it on abstract arrays of the batch's shapes") -> Iterator[None]:
     """Raise TaskError (or AxisNameError) for whatever the user's code raises inside; `what` names the code.
 
     Exceptions raised by Paceline's own lines pass unchanged: they are our bugs.
@@ -34,12 +34,12 @@ def user_code(what: str) -> Iterator[None]:
     except PacelineError:
         raise
     except NameError as error:
-        raise _axis_error(error) or _task_error(what, error) from error
+        raise _axis_error(error) or _task_error(what, error, when) from error
     except Exception as error:
         place = _user_line(error)
         if place is None:
             raise
-        raise _task_error(what, error) from error
+        raise _task_error(what, error, when) from error
 
 
 def with_data_axis(task: Task, *arguments: Any) -> Task:
@@ -88,12 +88,12 @@ def _axis_error(error: NameError) -> PacelineError | None:
     )
 
 
-def _task_error(what: str, error: Exception) -> PacelineError:
+def _task_error(what: str, error: Exception, when: str) -> PacelineError:
     place = _user_line(error)
     message = str(error).strip().split("\n\n")[0]
     return TaskError(
         what=f"{what} raised {type(error).__name__}: {message}",
-        why="the code raised while Paceline traced it on abstract arrays of the batch's shapes",
+        why=f"it was run {when}",
         fix=f"look at {place}" if place else "run the loss alone on one batch to see where it fails",
     )
 

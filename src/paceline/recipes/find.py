@@ -6,6 +6,7 @@ Invariant: a name that is neither leads to an error that lists what there is.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -42,7 +43,7 @@ def find_recipe(target: str) -> Recipe:
             why="there is nothing to train",
             fix=f"use one of {shipped}, or the path of a file that defines task() or recipe",
         )
-    with user_code(f"the file {target}"):
+    with user_code(f"the file {target}", when="to find the task in it"):
         module = _load(path)
     return _recipe_of(module, path)
 
@@ -83,9 +84,10 @@ def _load(path: Path) -> ModuleType:
 def _recipe_of(module: ModuleType, path: Path) -> Recipe:
     recipe = getattr(module, "recipe", None)
     if isinstance(recipe, Recipe):
-        return recipe
+        return recipe if recipe.name else dataclasses.replace(recipe, name=path.stem)
     task = getattr(module, "task", None)
-    if recipe is None and callable(task):
+    imported = getattr(task, "__module__", "").startswith("paceline.")  # `from paceline import task`
+    if recipe is None and callable(task) and not imported:
         return Recipe(build=lambda options, shape: _call(task, shape, path), options=NoOptions, name=path.stem)
     found = f"a recipe of type {type(recipe).__name__}" if recipe is not None else "neither recipe nor task()"
     raise RecipeError(

@@ -73,7 +73,7 @@ class Recipe:
       build: ``build(options, shape) -> Job``.
       options: a frozen dataclass whose fields, all with defaults, become command-line options.
       batch, epochs: the defaults of the run.
-      name: how run folders are called.
+      name: how reports and run folders are called; default: the name of the file.
       summary: one line for lists.
     Raises: RecipeError: `options` is no dataclass whose fields all have defaults.
     """
@@ -82,7 +82,7 @@ class Recipe:
     options: type = field(default=NoOptions)
     batch: int = 64
     epochs: int = 1
-    name: str = "task"
+    name: str = ""
     summary: str = ""
 
     def __post_init__(self) -> None:

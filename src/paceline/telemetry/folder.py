@@ -111,6 +111,13 @@ class RunFolder:
         """Replaces ``report.json``. Raises: RunFolderError: the disk refused; the old one is still there."""
         self._write(self.report_file, content)
 
+    def discard(self) -> None:
+        """Takes away the files of a run that made no step, and the folder if nothing else lies in it."""
+        for file in (self.run_file, *self.path.glob("events-*.jsonl")):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's file lies in it
+            self.path.rmdir()
+
     def _write(self, file: Path, content: Mapping[str, Any]) -> None:
         try:
             write_document(file, content)

@@ -7,13 +7,14 @@ report in the run folder say how.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +89,8 @@ class Fit:
             progress = choose_progress(options.progress, sys.stderr)
             stack.callback(progress.finish)
             progress.start(header_lines(document))
-            compiled, compile_s = self._compile(state, first, progress)
+            with _discarding(folder, recorder):
+                compiled, compile_s = self._compile(state, first, progress)
             loop = self._loop(
                 compiled, feed, plan, options, recorder=recorder, progress=progress,
                 result=LoopResult(first_step, first_step, skipped=skipped),
@@ -107,6 +109,7 @@ class Fit:
                 recorder.close(report.stopped)
                 report = _written(report, folder)
         if loop.result.failure is not None:
+            loop.result.failure.state = state
             raise loop.result.failure
         if report.stopped == "interrupted":
             raise Interrupted(state, report)
@@ -165,6 +168,18 @@ class Fit:
 
     def _evaluate(self, options: FitOptions, state: TrainState, step: int) -> Evaluation:
         return self.start_evaluation(state, options.evaluation, batch=options.data.batch, step=step)
+
+
+@contextlib.contextmanager
+def _discarding(folder: RunFolder | None, recorder: EventSink) -> Iterator[None]:
+    """Take the run folder away again if what is inside fails: no step was made, and the next try may use the path."""
+    try:
+        yield
+    except BaseException:
+        recorder.close()
+        if folder is not None:
+            folder.discard()
+        raise
 
 
 def scalar(leaf: Any) -> int:

@@ -115,7 +115,7 @@ def _owned(host: HostBatch) -> HostBatch:
 
 
 def _put_rows(tree: Any, rows: NamedSharding) -> Any:
-    """`jax.device_put` to a row-split sharding, at half its price for numpy arrays: it would slice with JAX's machinery.
+    """`jax.device_put` to a row-split sharding, at half its price for numpy arrays, which it slices by JAX's machinery.
 
     Both types of leaf end the same: canonical dtype, committed, perhaps sharing the memory of an aligned numpy array.
     """

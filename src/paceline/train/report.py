@@ -40,7 +40,7 @@ class Report:
       input_wait_share: share of the time that steps waited for a batch.
       final: values of the last step by metric key.
       evaluation: values of the last evaluation by metric key.
-      stopped: why the run ended early (``interrupted``, ``callback``, ``data ended``), or None.
+      stopped: why the run ended early (``interrupted``, ``callback``, ``the data ended``, or the error), or None.
       notices: what the reader should know, as sentences.
       run_folder: where events and report are, or None.
     """

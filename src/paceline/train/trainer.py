@@ -86,9 +86,6 @@ class Trainer:
             EvaluationFunction(self.spec.task, self.parallel), self._placer, num_devices=self.num_devices
         )
         self._fit = Fit(self._step, self._placer, self._start_evaluation)
-        # Jitted here, once: `drop_device_axis` alone compiles anew in each call, as before each evaluation.
-        drop = functools.partial(drop_device_axis, parallel=self.parallel, mesh=self.mesh)
-        self._single = jax.jit(drop, out_shardings=replicated(self.mesh))
 
     @property
     def num_devices(self) -> int:
@@ -133,7 +130,7 @@ class Trainer:
             (lambda *inputs: add_axis(make(*inputs))) if classic else make,
             out_shardings=split_rows(self.mesh) if classic else replicated(self.mesh),
         )
-        with user_code(f"the init of task {self.spec.task.name!r}"):
+        with user_code(f"the init of task {self.spec.task.name!r}", when="to trace it"):
             return program(*inputs)
 
     def place(self, state: TrainState) -> TrainState:
@@ -142,7 +139,7 @@ class Trainer:
 
     def single(self, state: TrainState) -> TrainState:
         """The state as one device has it: without the device axis of `pmap`, replicated over the mesh."""
-        return self._single(state) if self.parallel.scheme == "pmap" else state
+        return drop_device_axis(state, parallel=self.parallel, mesh=self.mesh)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:
         """One update.
@@ -151,8 +148,8 @@ class Trainer:
           state: from `init` or an earlier step; with donation on (the default) it cannot be used afterwards.
           batch: leaves ``[B, ...]`` on the host, B a multiple of K times the accumulation; or a batch of `feed`.
         Returns: the next state and the step's numbers, which the devices may still be computing.
-        Raises: BatchSizeError, DataError: rows that do not split. TaskError, LossError, StateError: the task cannot be
-          traced.
+        Raises: BatchSizeError, DataError: rows that do not split, or padding for a model with state. TaskError,
+          LossError, StateError: the task cannot be traced.
         """
         check_alive(state)
         placed = batch if isinstance(batch, PlacedBatch) else self._placer.user_batch(batch)
@@ -234,8 +231,10 @@ class Trainer:
         Returns: the last state and the report.
         Raises:
           Interrupted: Ctrl-C; carries state and report.
-          NonFiniteError, DataError: a step was not finite and the policy is to stop.
+          NonFiniteError, DataError: a step was not finite and the policy is to stop; `state` of the error is the last
+            good state.
           BatchSizeError, OptionError, RunFolderError, TaskError, LossError: as their names say, before the first step.
+          StateError: a state that a step used up, or that no step would update.
         """
         options = FitOptions(
             data=DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch),
