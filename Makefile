@@ -24,7 +24,7 @@ train: $(VENV)/.has-recipes ## install once, then train the image recipe on 4 si
 	$(VENV)/bin/paceline train image --simulate 4 $(ARGS)
 
 test: $(VENV)/.has-test ## run every test, on both cores
-	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.has-dev ## what CI runs before the tests: format, lint, types, layers, sizes
 	$(VENV)/bin/ruff format --check .

@@ -37,8 +37,8 @@ def _compare(name: str, model: Model, optimizer: Any, *, devices: int, quick: bo
     hands = {"jit": HandJit(model, optimizer, devices=devices), "pmap": HandPmap(model, optimizer, devices=devices)}
     paced = {scheme: Paced(model, optimizer, devices=devices, scheme=scheme) for scheme in _SCHEMES}
     placed = {kind: [hand.place(batch) for batch in model.batches] for kind, hand in hands.items()}
-    steps = steps_for(hands["jit"].run(placed["jit"], steps=15, placed=True), seconds=0.3 if quick else 0.7)
-    repeats = 5 if quick else 11
+    steps = steps_for(hands["jit"].run(placed["jit"], steps=15, placed=True), seconds=0.15 if quick else 0.25)
+    repeats = 3 if quick else 17
 
     sides: dict[str, Any] = {}
     for kind, hand in hands.items():

@@ -46,9 +46,11 @@ class SleepingSource:
 
 def measure(devices: int, *, quick: bool) -> Iterator[Row]:
     steps = 40 if quick else 100
-    yield _row(_sleeping_model(), f"on {devices} devices that sleep", devices=devices, steps=steps, repeats=5)
+    yield _row(
+        _sleeping_model(), f"on {devices} devices that sleep", devices=devices, steps=steps, repeats=3 if quick else 7
+    )
     computing = mlp([512] * 5, rows=512, num_batches=16)
-    yield _row(computing, f"on {devices} devices that compute", devices=devices, steps=20, repeats=5 if quick else 9)
+    yield _row(computing, f"on {devices} devices that compute", devices=devices, steps=20, repeats=3 if quick else 7)
 
 
 def _row(model: Model, where: str, *, devices: int, steps: int, repeats: int) -> Row:

@@ -98,7 +98,7 @@ def speedup(times: Mapping[str, list[float]], of: str, *, over: str) -> Spread:
 
 
 def drive(
-    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, *, batches: Iterable[Any], steps: int, warm: int = 5
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, *, batches: Iterable[Any], steps: int, warm: int = 3
 ) -> tuple[float, Any]:
     """The bare loop: seconds a step from the end of step `warm` to that of the last, and the last state.
 
@@ -122,7 +122,7 @@ def drive(
 class Mark:
     """A callback for `Trainer.fit` that notes when the step `warm` of a run is finished."""
 
-    def __init__(self, warm: int = 5) -> None:
+    def __init__(self, warm: int = 3) -> None:
         self._left = self._warm = warm
         self._start_s = 0.0
 
@@ -137,8 +137,8 @@ class Mark:
 
 
 def steps_for(step_s: float, *, seconds: float) -> int:
-    """Steps that take about so long; at least 15."""
-    return max(15, round(seconds / step_s))
+    """Steps that take about so long; at least 10."""
+    return max(10, round(seconds / step_s))
 
 
 def text_s(seconds: float) -> str:

@@ -29,7 +29,7 @@ BENCHMARKS = ("startup", "loop_overhead", "tutorial_loop", "handwritten", "input
 _PAGE = """\
 # Speed
 
-Made by `make bench`, which measures it anew; the numbers below are of one run of this machine:
+`make bench` measures it anew and writes this page. The numbers are those of one run on
 {machine}. {load}
 
 A ratio is of throughputs, measured in one process with the two sides in turn: the median over repeats [first quartile,

@@ -23,17 +23,19 @@ _LEARNING_RATE = 1e-3
 
 def measure(devices: int, *, quick: bool) -> Iterator[Row]:
     for size, widths in _WIDTHS.items():
-        model = mlp(widths, rows=128)
+        if quick and devices > 4 and len(widths) > 3:
+            continue  # half a minute by itself
+        model = mlp(widths, rows=64)
         say(f"  {devices} devices, {model.params_bytes / 1e6:.1f} MB of parameters")
         tutorial = Tutorial(model, devices=devices, learning_rate=_LEARNING_RATE)
         paced = Paced(model, optax.sgd(_LEARNING_RATE), devices=devices, scheme="pmap")
-        steps = steps_for(tutorial.run(model.batches, steps=15), seconds=0.3 if quick else 1.0)
+        steps = steps_for(tutorial.run(model.batches, steps=6), seconds=0.3 if quick else 1.0)
         times = alternate(
             {
                 "tutorial": lambda run=tutorial, model=model, steps=steps: run.run(model.batches, steps=steps),
                 "fit": lambda run=paced, steps=steps: run.run_fit(steps=steps),
             },
-            repeats=5 if quick else 11,
+            repeats=3 if quick else 7,
         )
         taken = f"{text_s(spread(times['fit']).median)} and {text_s(spread(times['tutorial']).median)} a step"
         compared = f"fit / tutorial's loop, {size} of parameters on {devices} devices: {taken}"
