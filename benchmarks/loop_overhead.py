@@ -72,7 +72,7 @@ def _compare(paced: Paced, devices: int, *, target: float, quick: bool) -> Itera
                 range(steps), steps=steps, place=lambda _: jax.device_put(epochs.next(), rows)
             ),
         },
-        repeats=5 if quick else 17,
+        repeats=3 if quick else 17,
     )
     at = f"steps of {text_s(spread(times['bare']).median)} on {devices} device{'s' if devices > 1 else ''}"
     yield Row(NAME, f"fit / bare loop with device_put, {at}", speedup(times, "fit", over="bare"), at_least=target)
@@ -105,5 +105,5 @@ def _fixed_cost(paced: Paced, *, quick: bool) -> Spread:
         paced.fit(iter(paced.model.batches[:steps]), steps=steps)
         return time.perf_counter() - start_s
 
-    times = alternate({"one": lambda: whole(1), "two": lambda: whole(2)}, repeats=5 if quick else 25)
+    times = alternate({"one": lambda: whole(1), "two": lambda: whole(2)}, repeats=3 if quick else 25)
     return spread((2 * one - two) * 1e3 for one, two in zip(times["one"], times["two"], strict=True))

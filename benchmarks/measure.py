@@ -81,10 +81,18 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(statistics.median(ordered), low, high)
 
 
-def alternate(sides: Mapping[str, Side], *, repeats: int) -> dict[str, list[float]]:
-    """Every side in turn, `repeats` times, forwards then backwards, after one repeat that does not count."""
+def alternate(sides: Mapping[str, Side], *, repeats: int, limit_s: float = 20.0) -> dict[str, list[float]]:
+    """Every side in turn, forwards then backwards, after one repeat that does not count.
+
+    Args:
+      repeats: how often, at least 3.
+      limit_s: after so long no repeat is begun, unless there are fewer than 3.
+    """
     times: dict[str, list[float]] = {name: [] for name in sides}
+    start_s = time.perf_counter()
     for repeat in range(-1, repeats):
+        if repeat >= 3 and time.perf_counter() - start_s > limit_s:
+            break
         for name in list(sides)[:: 1 if repeat % 2 else -1]:
             taken = sides[name]()
             if repeat >= 0:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
 from paceline.base.errors import DataError
-from paceline.data.source import ArraySource, BatchStream, MapSource, Source, as_source, rows
+from paceline.data.source import ArraySource, BatchStream, MapSource, Source, as_source, rows, stream
 
 X = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20, dtype=np.int32) % 7
@@ -163,6 +166,8 @@ def test_a_tensor_that_does_not_leave_its_device_is_named():
         ({"x": X}, ArraySource),
         ((X, Y), ArraySource),
         ([1, 2, 3], MapSource),
+        ([[1, 2], [3, 4]], MapSource),
+        ([], MapSource),
         (TensorDataset(), MapSource),
         (CountingSource(), CountingSource),
         (BatchStream([X]), BatchStream),
@@ -208,5 +213,74 @@ def test_what_is_no_source_is_refused_with_the_three_that_are(data):
 
 def test_a_generator_is_known_to_last_one_pass():
     """Lists and loaders start again; iterators do not."""
-    assert BatchStream(iter([X])).one_shot
-    assert not BatchStream([X]).one_shot
+    assert stream(iter([X])).one_shot
+    assert not stream([X]).one_shot
+
+
+BATCHES = [{"x": X[i : i + 4], "y": Y[i : i + 4]} for i in range(0, 20, 4)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        BATCHES,
+        [(batch["x"], batch["y"]) for batch in BATCHES],
+        [{"inputs": {"x": HostTensor(X)}, "y": jnp.asarray(Y)}],
+        [{"x": X[0]}, {"x": X[1]}],
+        [{"tokens": [1, 2], "mask": [1, 0]}],
+        list(X),
+    ],
+    ids=["dicts", "tuples", "tensors", "one-leaf", "number-lists", "arrays"],
+)
+def test_a_list_that_could_be_rows_or_batches_is_refused(data):
+    """Both readings would train; the count of items and both ways out are named, and both work."""
+    with pytest.raises(DataError, match=f"a list of {len(data)} item.*could be rows or ready batches") as caught:
+        as_source(data)
+    assert "paceline.stream(data)" in caught.value.fix and "len() and [i]" in caught.value.fix
+    assert "tuple" not in caught.value.fix
+    assert list(as_source(stream(data))) == data or data[0] is X[0]
+    (code,) = re.findall(r"np\.stack\(.*?\]\)", caught.value.fix)
+    assert len(as_source(rows(eval(code, {"np": np, "data": data})))) == len(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"x": row, "y": int(y)} for row, y in zip(X, Y, strict=True)],
+        [(row, y) for row, y in zip(X, Y, strict=True)],
+        [{"image": np.zeros((4, 4)), "boxes": np.zeros((2, 4))}] * 3,
+        [{"image": np.zeros((1, 8, 8))}] * 3,
+        [{"x": X[0], "note": "text"}] * 3,
+    ],
+    ids=["number", "numpy-scalar", "leading-dims-differ", "leading-dim-1", "text"],
+)
+def test_a_list_that_cannot_be_batches_is_read_by_row(data):
+    """A scalar leaf, or leading dims that differ, have no batch."""
+    source = as_source(data)
+    assert isinstance(source, MapSource) and len(source) == len(data)
+
+
+@pytest.mark.parametrize("data", [[X, Y], [X, X], [X, Y, X]])
+def test_a_list_of_two_leaves_is_refused_with_the_tuple(data):
+    """``[X, Y]`` would be 2 rows or 2 batches; ``(X, Y)`` is the 20 rows that were meant."""
+    with pytest.raises(DataError, match="could be rows or ready batches") as caught:
+        as_source(data)
+    assert "(X, Y)" in caught.value.fix
+    assert len(as_source(tuple(data))) == 20
+
+
+def test_a_stream_gives_the_batches_as_they_are():
+    """Of a list, twice; a stream of a stream is itself."""
+    given = stream(BATCHES)
+    assert all(a is b for a, b in zip(given, BATCHES, strict=True))
+    assert all(a is b for a, b in zip(given, BATCHES, strict=True))
+    assert stream(given) is given and as_source(given) is given
+
+
+@pytest.mark.parametrize("data", [X, {"x": X}, "text", 3, TensorDataset()], ids=lambda v: type(v).__name__)
+def test_what_holds_no_batches_is_no_stream(data, monkeypatch):
+    """One array would be taken apart by its rows, a dict by its keys; without the type check that tests add."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(DataError, match=type(data).__name__) as caught:
+        stream(data)
+    assert "paceline.stream([batch, ...])" in caught.value.fix and "paceline.rows" in caught.value.fix

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import DataError
-from paceline.data.tree import count_rows, label, map_leaves, named_leaves, to_host
+from paceline.data.tree import check_integers, count_rows, label, map_leaves, named_leaves, to_host
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -86,3 +86,38 @@ def test_different_row_counts_name_both_leaves():
 def test_what_no_device_can_split_is_refused_by_name(tree, words):
     """Empty, scalar, no rows, text, objects, dates, records, ragged lists, keys: each names the leaf."""
     assert words in refusal(tree).what
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "narrow"),
+    [
+        (np.array([1, 2**31]), 2**31, "int32"),
+        (np.array([[-(2**31) - 1], [0]]), -(2**31) - 1, "int32"),
+        (np.array([2**32, 0], np.uint64), 2**32, "uint32"),
+    ],
+)
+def test_integers_that_would_wrap_are_refused_by_name(leaf, value, narrow):
+    """One beyond each end of 32 bits: leaf, value and the type that it leaves; with x64 it fits."""
+    with pytest.raises(DataError) as caught:
+        check_integers({"ids": leaf}, noun="batch")
+    assert all(word in caught.value.what for word in ("batch leaf 'ids'", f"{value},", f"fit {narrow}"))
+    assert "jax_enable_x64" in caught.value.fix and "2**3" in caught.value.fix
+    with jax.enable_x64(True):
+        check_integers({"ids": leaf}, noun="batch")
+        assert jnp.asarray(leaf).tolist() == leaf.tolist()
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.array([-(2**31), 2**31 - 1]),
+        np.array([2**32 - 1], np.uint64),
+        np.array([2**32 - 1], np.uint32),
+        np.zeros((4, 0), np.int64),
+        np.array([1e300]),
+    ],
+)
+def test_integers_that_fit_pass(leaf):
+    """The ends of 32 bits themselves, an empty leaf, and floats: JAX keeps the integers as they are."""
+    check_integers(leaf, noun="batch")
+    assert leaf.dtype.kind == "f" or jnp.asarray(leaf).tolist() == leaf.tolist()

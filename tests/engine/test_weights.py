@@ -104,7 +104,7 @@ def test_an_update_is_that_of_the_mean_over_valid_rows(loss, drawn):
     np.testing.assert_allclose(got.metrics[0]["loss"], mean, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(got.state["params"]["w"], 0.7 - slope, rtol=1e-12, atol=1e-12)
     assert got.metrics[0]["weight"] == counted.sum()
-    assert got.state["step"] == 1 and got.state["skipped"] == 0
+    assert (got.state["step"], got.state["skipped"], got.state["empty"]) == (1, 0, counted.sum() == 0)
 
 
 @every_scheme
@@ -116,7 +116,7 @@ def test_nothing_valid_changes_nothing_but_the_step(scheme):
     got = run(step, [batch], params={"w": np.float32(0.7)}, valid=np.zeros(4, bool))
     values = {"loss": 0, "gradient_norm": 0, "weight": 0, "skipped_updates": 0}
     assert got.metrics[0] == values
-    assert got.state["step"] == 1 and got.state["skipped"] == 0
+    assert (got.state["step"], got.state["skipped"], got.state["empty"]) == (1, 0, 1)
     assert got.state["params"]["w"] == got.state["ema"]["w"] == np.float32(0.7)
     adam = got.state["opt_state"][0]
     assert adam.count == adam.mu["w"] == adam.nu["w"] == 0

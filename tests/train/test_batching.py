@@ -5,13 +5,16 @@ The numbered cases are public reports of other projects, in `cases.md`.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
 
 import paceline
-from paceline.base.errors import BatchSizeError
+from paceline.base.errors import BatchSizeError, DataError, OptionError
+from paceline.data.source import stream
 from paceline.tasks.losses import Outcome
 from paceline.tasks.task import Initial, task
 from paceline.train.trainer import Trainer
@@ -146,7 +149,9 @@ def normed_trainer(devices=4):
     return Trainer(task(normed, init=lambda rng: init), optax.sgd(0.1), devices=devices)
 
 
-@pytest.mark.parametrize(("rows", "batch", "what"), [(21, 8, "3 padding rows an epoch"), (19, 19, "1 padding row an")])
+@pytest.mark.parametrize(
+    ("rows", "batch", "what"), [(21, 8, "3 padding rows an epoch"), (19, 19, "1 padding row, for a model")]
+)
 def test_padding_is_refused_for_a_model_with_state(rows, batch, what):
     """It would enter the statistics of BatchNorm: refused before step 1, with the leaf, the count and the fix."""
     trainer = normed_trainer()
@@ -245,3 +250,123 @@ def test_a_loader_may_fill_its_buffer_anew(scheme, devices):
         metrics.append(values)
     assert [values.fetch()["loss"] for values in metrics] == expected
     assert trainer.evaluate(state, refilled(8))["loss"] == 4.5
+
+
+def test_a_list_of_ready_batches_needs_to_be_called_a_stream():
+    """As a list it is refused by fit; as a stream, 2 epochs of 4 batches are numpy's SGD (rtol 1e-5)."""
+    trainer, given = trainer_of(), list(batches_of([16] * 4))
+    with pytest.raises(DataError, match=r"a list of 4 items.*rows or ready batches"):
+        trainer.fit(trainer.init(zeros()), given, batch=4, epochs=1)
+    state, report = trainer.fit(trainer.init(zeros()), stream(given), epochs=2)
+    assert (report.steps, report.rows_seen) == (8, 128)
+    assert_close(params_of(trainer, state), numpy_sgd(line(64), 2 * [slice(i, i + 16) for i in range(0, 64, 16)]))
+
+
+def test_a_stream_that_is_trained_on_twice_is_counted_anew():
+    """Batches of 16 and 8: 8 rows dropped in each of two runs, not 16 in the second."""
+    trainer, given = trainer_of(), stream(list(batches_of([16, 8])))
+    for _ in range(2):
+        _, report = trainer.fit(trainer.init(zeros()), given, epochs=1)
+        assert (report.rows_seen, report.rows_dropped) == (16, 8)
+
+
+def identifier_error(params, batch):
+    return params["w"] * (batch["id"] % 7).astype(jnp.float32)
+
+
+def test_integers_beyond_32_bits_are_refused_wherever_a_batch_is_placed():
+    """2**31 + 3 in row 9: by fit from rows and a stream, by step and by evaluate, with the leaf and the value."""
+    trainer = trainer_of(identifier_error)
+    data = {"id": np.where(np.arange(16) == 9, 2**31 + 3, 5)}
+    state = trainer.init(zeros())
+    for attempt in (
+        lambda: trainer.fit(state, data, batch=16, epochs=1),
+        lambda: trainer.fit(state, stream([data]), epochs=1),
+        lambda: trainer.step(state, data),
+        lambda: trainer.evaluate(state, data),
+        lambda: trainer.evaluate(state, stream([data])),
+    ):
+        with pytest.raises(DataError, match="batch leaf 'id' is int64 and holds 2147483651") as caught:
+            attempt()
+        assert "enable x64" in caught.value.fix
+
+
+def test_integers_beyond_32_bits_are_whole_under_x64():
+    """The feed's thread too: the loss of a step is the mean of id % 7, in numpy's int64 (exact)."""
+    ids = 2**40 + np.arange(16)
+    with jax.enable_x64(True):
+        trainer = trainer_of(identifier_error)
+        state = trainer.init({"w": np.float32(1)})
+        _, report = trainer.fit(state, {"id": ids}, batch=16, epochs=1)
+    assert report.final["train/loss"] == np.mean(ids % 7)
+
+
+def test_more_than_one_epoch_of_a_generator_is_refused():
+    """It is empty after one pass: named before step 1 with the ways out; one epoch, or steps, still work."""
+    trainer = trainer_of()
+    with pytest.raises(OptionError, match="epochs=2 of a generator") as caught:
+        trainer.fit(trainer.init(zeros()), batches_of([16, 16]), epochs=2)
+    assert "steps=" in caught.value.fix and "loader" in caught.value.fix
+    for length in ({"epochs": 1}, {"steps": 2}):
+        _, report = trainer.fit(trainer.init(zeros()), batches_of([16, 16]), **length)
+        assert report.steps == 2
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Calls without the type check that tests add, as a user's calls are."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["batch", "steps", "epochs"])
+@pytest.mark.parametrize("value", ["32", 32.0, 1.5, True, np.float32(32), np.True_, np.array(1.5)], ids=repr)
+def test_what_is_no_whole_number_is_refused(name, value):
+    """Text, floats and booleans: the option and the value are named."""
+    trainer = trainer_of()
+    with pytest.raises(OptionError, match="no whole number") as caught:
+        trainer.fit(trainer.init(zeros()), line(), **{"batch": 16, "steps": 1, name: value})
+    assert caught.value.what.startswith(f"{name}={value!r}") and f"{name}=32" in caught.value.fix
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whole_numbers_of_numpy_are_accepted():
+    """int64 and uint8 count as ints do."""
+    trainer = trainer_of()
+    _, report = trainer.fit(trainer.init(zeros()), line(), batch=np.int64(16), epochs=np.uint8(2))
+    assert (report.steps, report.rows_seen) == (8, 128)
+
+
+def scalar_loss(params, batch):
+    return jnp.mean(squared_error(params, batch))
+
+
+def scalar_weighted(params, batch):
+    rows = squared_error(params, batch)
+    return paceline.Weighted(rows.sum(), jnp.asarray(rows.size))
+
+
+def scalar_metric(params, batch):
+    return squared_error(params, batch), {"mean_y": jnp.mean(batch["y"])}
+
+
+@pytest.mark.parametrize("loss", [scalar_loss, scalar_weighted, scalar_metric])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_padding_is_refused_where_it_cannot_be_masked(loss, scheme):
+    """A mean that was taken already would hold the padding: refused before a step, from rows, streams and own loops."""
+    trainer = trainer_of(loss, scheme=scheme)
+    state = trainer.init(zeros())
+    for data, options in ((line(21), {"batch": 8, "epochs": 1}), (batches_of([8, 8, 5]), {})):
+        with pytest.raises(BatchSizeError, match="scalar over its rows") as caught:
+            trainer.fit(state, data, remainder="pad", **options)
+        state = caught.value.state or state
+    assert "one value a row" in caught.value.fix
+    with trainer.feed(line(5), batch=8, steps=1, remainder="pad") as feed, pytest.raises(BatchSizeError):
+        trainer.step(state, next(feed))
+
+
+def test_scalar_losses_train_where_nothing_is_padded():
+    """16 rows in batches of 8, asked to pad: no padding, so w and b are those of numpy."""
+    trainer = trainer_of(scalar_loss)
+    state, _ = trainer.fit(trainer.init(zeros()), line(16), batch=8, epochs=1, remainder="pad", shuffle=False)
+    assert_close(params_of(trainer, state), numpy_sgd(line(16), [slice(0, 8), slice(8, 16)]))

@@ -168,7 +168,7 @@ def test_the_report_reads_as_text():
     trainer = trainer_of()
     _, report = trainer.fit(trainer.init(zeros()), line(70), batch=BATCH, epochs=1)
     text = "\n".join(report.lines())
-    for words in ("scheme global_view on 4 devices", "16 rows = 4 x 4", "4 (1 epochs)", "64 seen, 6 dropped"):
+    for words in ("scheme global_view on 4 devices", "16 rows = 4 x 4", "4 (1 epoch)", "64 seen, 6 dropped"):
         assert words in text
     for label in ("speed", "input wait", "time", "compiling", "samples/s", "p95", "loss"):
         assert label in text

@@ -118,3 +118,31 @@ def test_the_guard_asks_first_and_raises_second():
         assert guard.asked
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+class PressingRows:
+    """Rows of the line; reading one of them presses Ctrl-C."""
+
+    def __init__(self, rows, press):
+        self.data, self.press = line(rows), press
+
+    def __len__(self):
+        return len(self.data["x"])
+
+    def __getitem__(self, row):
+        if row == self.press:
+            signal.raise_signal(signal.SIGINT)
+        return {name: leaf[row] for name, leaf in self.data.items()}
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_ctrl_c_during_an_evaluation_gives_it_up(every):
+    """In the last one or in one between: Interrupted, all steps made so far kept, no half evaluation reported."""
+    trainer = trainer_of()
+    with pytest.raises(paceline.Interrupted) as caught:
+        trainer.fit(
+            trainer.init(zeros()), line(), batch=16, steps=4, evaluation=PressingRows(64, 20), evaluate_every=every
+        )
+    assert caught.value.report.stopped == "interrupted"
+    assert caught.value.report.steps == (4 if every is None else 2)
+    assert caught.value.report.evaluation == {}

@@ -11,10 +11,11 @@ import numpy as np
 import optax
 import pytest
 
+from paceline.base.errors import StateError
 from paceline.data.feed import THREAD_NAME
 from paceline.tasks.task import Initial, task
 from paceline.train.trainer import Trainer
-from tests.train.linear import SCHEMES, line, params_of, squared_error, trainer_of, zeros
+from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, squared_error, trainer_of, zeros
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -215,3 +216,46 @@ def test_an_abandoned_feed_leaves_no_thread():
     gc.collect()
     thread.join(5.0)
     assert not thread.is_alive()
+
+
+def breaking_rows():
+    for start in range(0, 64, 16):
+        if start == 48:
+            raise OSError("the disk is gone")
+        yield {name: leaf[start : start + 16] for name, leaf in line().items()}
+
+
+def breaking_callback(step, values):
+    if step == 3:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("data", "callbacks", "error"), [(breaking_rows, [], OSError), (line, [breaking_callback], ZeroDivisionError)]
+)
+def test_whatever_ends_a_run_carries_the_state(data, callbacks, error):
+    """The state that fit was given has been donated: the exception has the one after the last step, as numpy says."""
+    trainer = trainer_of()
+    data = data()
+    options = {"batch": 16, "epochs": 1, "shuffle": False} if isinstance(data, dict) else {}
+    with pytest.raises(error) as caught:
+        trainer.fit(trainer.init(zeros()), data, callbacks=callbacks, **options)
+    steps = int(caught.value.state.step)
+    assert steps in (3, 4)
+    assert f"the state after step {steps}" in caught.value.__notes__[0]
+    expected = numpy_sgd(line(), [slice(start, start + 16) for start in range(0, 16 * steps, 16)])
+    assert_close(params_of(trainer, caught.value.state), expected)
+
+
+def test_a_state_of_another_trainer_is_refused_with_the_way_to_copy_it():
+    """Other devices, another scheme, other options: named before XLA says it; the copy that the fix names works."""
+    ours = trainer_of()
+    for other in (trainer_of(devices=2), trainer_of(scheme="pmap")):
+        state = other.init(zeros())
+        with pytest.raises(StateError) as caught:
+            ours.fit(state, line(), batch=16, steps=1)
+        assert "trainer.place(other_trainer.single(state))" in caught.value.fix
+        ours.fit(ours.place(other.single(state)), line(), batch=16, steps=1)
+    for options, field in (({"ema_decay": 0.9}, "ema"), ({"precision": "float16"}, "loss_scale")):
+        with pytest.raises(StateError, match=f"the state has no {field}"):
+            trainer_of(**options).step(ours.init(zeros()), {name: leaf[:16] for name, leaf in line().items()})

@@ -18,7 +18,8 @@ from jax import Array, tree_util
 from jaxtyping import Int64
 
 from paceline.base.errors import DataError
-from paceline.data.tree import Tree, count_rows, label, map_leaves, named_leaves, to_host
+from paceline.base.units import format_count
+from paceline.data.tree import Tree, count_rows, is_number_list, label, map_leaves, named_leaves, to_host
 
 
 @runtime_checkable
@@ -65,7 +66,7 @@ def rows(tree: Tree) -> ArraySource:
 
 
 class MapSource:
-    """Rows of anything with ``len(dataset)`` and ``dataset[i]``: PyTorch, Hugging Face and Grain data sets, a list.
+    """Rows of anything with ``len(dataset)`` and ``dataset[i]``: PyTorch, Hugging Face and Grain data sets.
 
     A row is a tree of arrays, host tensors or numbers; a list of numbers in it is one array.
     """
@@ -136,9 +137,10 @@ class StreamCount:
 
 @dataclass(frozen=True, eq=False)
 class BatchStream:
-    """An iterable of ready batches, such as a DataLoader. It cannot seek, and its order is its own.
+    """An iterable of ready batches, such as a DataLoader; made by `stream`. It cannot seek, and its order is its own.
 
-    An iterable that starts again (a list, a loader) gives as many epochs as are asked; a generator gives one.
+    An iterable that starts again (a loader, a list given to `stream`) gives as many epochs as are asked; a generator
+    gives one.
 
     Args:
       batches: yields trees of ``[b, ...]`` arrays.
@@ -156,13 +158,32 @@ class BatchStream:
         return iter(self.batches)
 
 
+def stream(batches: Iterable[Tree]) -> BatchStream:
+    """Ready batches, taken as they come: says so of a list, which could hold rows as well.
+
+    Args:
+      batches: yields trees of ``[b, ...]`` arrays: a list, a loader, a generator.
+    Raises: DataError: one array, dict or text, whose items are no batches; or nothing that can be iterated.
+    """
+    if isinstance(batches, BatchStream):
+        return batches
+    if isinstance(batches, (np.ndarray, Array, Mapping, str, bytes)) or not isinstance(batches, Iterable):
+        raise DataError(
+            what=f"{type(batches).__name__} is no iterable of ready batches",
+            why="each item of a stream is trained on as one batch",
+            fix="use paceline.stream([batch, ...]) or a loader for ready batches, paceline.rows(arrays) for rows",
+        )
+    return BatchStream(batches)
+
+
 def as_source(data: Any) -> Source | BatchStream:
     """The reader for what the user passed.
 
     A `Source` or `BatchStream` stays itself; arrays and dicts, tuples or registered nodes of arrays become `rows`; what
-    has ``len`` and ``[i]``, lists included, becomes a `MapSource`; any other iterable a `BatchStream` of ready batches.
+    has ``len`` and ``[i]`` becomes a `MapSource`; any other iterable a `BatchStream` of ready batches. A list is read
+    by row too, but only if its items cannot be batches: `stream` says that they are.
 
-    Raises: DataError: none of these, or arrays that `rows` refuses.
+    Raises: DataError: none of these; arrays that `rows` refuses; a list whose items could be rows or ready batches.
     """
     if isinstance(data, (Source, BatchStream)):
         return data
@@ -173,7 +194,9 @@ def as_source(data: Any) -> Source | BatchStream:
     # A data frame has len and [], but [] takes a column.
     unreadable = isinstance(data, (str, bytes)) or data is None or hasattr(data, "columns")
     if not unreadable:
-        if not isinstance(data, list) and not tree_util.all_leaves([data]):
+        if isinstance(data, list):
+            _check_unambiguous(data)
+        elif not tree_util.all_leaves([data]):
             return rows(data)
         if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
             return MapSource(data)
@@ -184,3 +207,42 @@ def as_source(data: Any) -> Source | BatchStream:
         why="rows are read by index, or batches by iteration",
         fix='use paceline.rows({"x": x, "y": y}) for arrays, a data set with len() and [i], or an iterator of batches',
     )
+
+
+def _check_unambiguous(data: list[Any]) -> None:
+    """Refuse a list of arrays, or of trees of arrays with one leading dim: read the wrong way, it would not fail.
+
+    The first item decides, since all must be alike. A list of numbers, nested or not, is one array and so rows.
+    """
+    if is_number_list(data[:1]) or not data:
+        return
+    leaves, _ = tree_util.tree_flatten_with_path(data[0], is_leaf=is_number_list)
+    sizes = {shape[0] if shape else 1 for shape in (_shape(leaf) for _, leaf in leaves)}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return
+    stacked = f"np.stack([row{tree_util.keystr(leaves[0][0])} for row in data])"
+    raise DataError(
+        what=f"a list of {format_count(len(data), 'item')}, the first made of arrays with {min(sizes)} entries each, "
+        "could be rows or ready batches",
+        why="read as the other of the two, it would train on wrong rows without an error",
+        fix="use paceline.stream(data) if each item is a ready batch; if each is a row, stack every leaf for "
+        f"paceline.rows, such as {stacked}, or pass a data set object with len() and [i]{_tuple_hint(data)}",
+    )
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    """Of an array, a tensor or a list of numbers; ``()`` for what has none."""
+    try:
+        return tuple(np.shape(leaf))
+    except (TypeError, ValueError, RuntimeError):
+        return ()
+
+
+def _tuple_hint(data: list[Any]) -> str:
+    """For ``[X, Y]``: arrays with the same rows, perhaps meant as the leaves of one tree."""
+    if not all(isinstance(item, (np.ndarray, Array)) for item in data):
+        return ""
+    alike = len(data) > 2 and len({(item.shape, item.dtype) for item in data}) == 1
+    if alike or len({item.shape[:1] for item in data}) > 1 or len(data) < 2:
+        return ""
+    return "; if the arrays are leaves of the same rows, pass them as a tuple: (X, Y)"

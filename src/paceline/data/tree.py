@@ -1,6 +1,6 @@
 """Trees of host arrays: names of leaves, the one check that leaves are rows, conversion to numpy.
 
-Owns: what a leaf is called in an error, which leaves no device can hold.
+Owns: what a leaf is called in an error, which leaves and which integers no device can hold.
 Not here: divisibility (`batch`), reading rows (`source`).
 Invariant: a (nested) list of plain numbers is one array, never a tree of scalars; so ``{"y": [0, 1, 1]}`` has 3 rows.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from jax import tree_util
 
@@ -21,12 +22,12 @@ Tree: TypeAlias = Any
 
 def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """The same tree with `function` applied to each leaf."""
-    return tree_util.tree_map(function, tree, is_leaf=_is_number_list)
+    return tree_util.tree_map(function, tree, is_leaf=is_number_list)
 
 
 def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
     """Pairs such as ``("inputs.tokens", leaf)``; a tree that is one array has the name ``""``."""
-    pairs, _ = tree_util.tree_flatten_with_path(tree, is_leaf=_is_number_list)
+    pairs, _ = tree_util.tree_flatten_with_path(tree, is_leaf=is_number_list)
     return [(tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in pairs]
 
 
@@ -40,7 +41,7 @@ def to_host(tree: Tree, *, noun: str) -> Tree:
 
     Raises: DataError: a leaf is no array, or of a type that no device holds.
     """
-    _, treedef = tree_util.tree_flatten(tree, is_leaf=_is_number_list)
+    _, treedef = tree_util.tree_flatten(tree, is_leaf=is_number_list)
     return tree_util.tree_unflatten(
         treedef, [_host_array(leaf, subject=label(name, noun)) for name, leaf in named_leaves(tree)]
     )
@@ -73,6 +74,33 @@ def count_rows(tree: Tree, *, noun: str) -> int:
             fix="check the path or the filter that made the data",
         )
     return rows
+
+
+def check_integers(tree: Tree, *, noun: str) -> None:
+    """Refuse integers that would wrap on the way to a device: without x64, JAX keeps the low 32 bits in silence.
+
+    Call it where the batch is placed and under the same x64 setting, which JAX keeps per thread. Only 64-bit integers
+    in host memory are read; those on a device have their type already.
+
+    Raises: DataError: an int64 leaf leaves the range of int32, or a uint64 leaf that of uint32.
+    """
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]: set at run time by JAX
+        return
+    for name, leaf in named_leaves(tree):
+        if isinstance(leaf, np.ndarray) and leaf.dtype in (np.int64, np.uint64) and leaf.size:
+            narrow = np.iinfo(np.int32 if leaf.dtype == np.int64 else np.uint32)
+            for value in (int(leaf.min()), int(leaf.max())):
+                if not narrow.min <= value <= narrow.max:
+                    raise _wide_error(label(name, noun), value, wide=str(leaf.dtype), narrow=str(narrow.dtype))
+
+
+def _wide_error(subject: str, value: int, *, wide: str, narrow: str) -> DataError:
+    return DataError(
+        what=f"{subject} is {wide} and holds {value}, which does not fit {narrow}",
+        why=f"without x64 JAX computes with {narrow}, where the value would wrap to another one in silence",
+        fix=f"use ids below 2**{31 if narrow == 'int32' else 32}, split the value in two int32 leaves, "
+        "or enable x64 (jax.config.update('jax_enable_x64', True))",
+    )
 
 
 def _leading_size(leaf: Any, *, subject: str) -> int:
@@ -113,8 +141,8 @@ def _check_dtype(dtype: np.dtype, *, subject: str) -> None:
         )
 
 
-def _is_number_list(node: Any) -> bool:
+def is_number_list(node: Any) -> bool:
     """True for ``[1, 2]`` and ``[[1, 2], [3, 4]]``; False for a list that holds an array, which is structure."""
     if not isinstance(node, list) or not node:
         return False
-    return all(isinstance(item, (int, float, complex, np.number, np.bool_)) or _is_number_list(item) for item in node)
+    return all(isinstance(item, (int, float, complex, np.number, np.bool_)) or is_number_list(item) for item in node)

@@ -26,7 +26,7 @@ from paceline.engine.rng import base_key
 from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import replicated, split_rows
 
-_FIELDS = ("step", "skipped", "params", "model_state", "opt_state", "rng", "ema", "loss_scale")
+_FIELDS = ("step", "skipped", "empty", "params", "model_state", "opt_state", "rng", "ema", "loss_scale")
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=())
@@ -36,7 +36,9 @@ class TrainState:
 
     Args:
       step: int32, steps taken, left-out updates included: with the seed it determines data and keys of the next step.
-      skipped: int32, updates left out because a loss or a gradient was not finite. Schedules count ``step - skipped``.
+      skipped: int32, updates left out because a loss or a gradient was not finite.
+      empty: int32, updates left out because no row of the batch had any weight. Schedules count
+        ``step - skipped - empty``.
       params: float32 master parameters.
       model_state: what the model carries beside them, for example running statistics.
       opt_state: the optax state.
@@ -47,6 +49,7 @@ class TrainState:
 
     step: Array
     skipped: Array
+    empty: Array
     params: Any
     model_state: Any
     opt_state: Any
@@ -63,6 +66,7 @@ def new_state(
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         skipped=jnp.zeros((), jnp.int32),
+        empty=jnp.zeros((), jnp.int32),
         params=params,
         model_state=model_state,
         opt_state=optimizer.init(params),
@@ -99,9 +103,39 @@ def _first_copy(state: TrainState) -> TrainState:
     return jax.tree.map(lambda leaf: leaf[0], state)
 
 
+def check_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> None:
+    """Raise StateError for a state that another trainer made, or that a step used up, before XLA complains."""
+    if state.step.is_deleted():
+        raise StateError(
+            what="the state was given to a step before, which reused its memory",
+            why="its numbers are gone",
+            fix="go on with the state that step or fit returned, or use Parallel(donate=False)",
+        )
+    check_device_axis(state, parallel=parallel, num_devices=mesh.size)
+    for field, wanted in (("ema", parallel.ema_decay is not None), ("loss_scale", parallel.precision == "float16")):
+        if (getattr(state, field) is not None) != wanted:
+            raise StateError(
+                what=f"the state has {'no' if wanted else 'a'} {field}, for {parallel}",
+                why="the state was made for other options of Parallel",
+                fix="use the same options, or make the state with this trainer's init",
+            )
+    if state.step.sharding.device_set != set(mesh.devices.flat):
+        raise StateError(
+            what=f"the state lives on {len(state.step.sharding.device_set)} devices, not on the trainer's {mesh.size}",
+            why="another trainer made it",
+            fix="copy it over: trainer.place(other_trainer.single(state))",
+        )
+
+
 def check_device_axis(state: TrainState, *, parallel: Parallel, num_devices: int) -> None:
     """Raise StateError naming the first leaf that lacks the leading device axis of the `pmap` scheme."""
     if parallel.scheme != "pmap":
+        if state.step.ndim:
+            raise StateError(
+                what=f"the state has a leading device axis of size {state.step.shape[0]}",
+                why=f"that is the form of scheme='pmap', not of scheme={parallel.scheme!r}",
+                fix="drop it with the trainer that made it: trainer.place(other_trainer.single(state))",
+            )
         return
     for name, leaf in named_leaves(state):
         shape = np.shape(leaf)

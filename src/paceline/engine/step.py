@@ -23,6 +23,7 @@ from paceline.engine.schemes import classic, global_view, per_device
 from paceline.engine.state import TrainState, check_device_axis
 from paceline.engine.update import StepSpec
 from paceline.engine.usercode import user_code, with_data_axis
+from paceline.tasks.losses import outcome_is_maskable
 from paceline.tasks.task import Task
 from paceline.topology.mesh import DATA_AXIS, split_rows
 
@@ -55,6 +56,7 @@ class StepFunction:
         self.spec = dataclasses.replace(spec, task=scheme_task(spec))
         self._compiled: dict[Any, CompiledStep] = {}
         self._in_flight: deque[StepMetrics] = deque()
+        self._maskable: bool | None = None
 
     @property
     def compilations(self) -> int:
@@ -91,6 +93,22 @@ class StepFunction:
             spec = dataclasses.replace(spec, task=with_data_axis(spec.task, *arguments))
         with user_code(f"the loss of task {spec.task.name!r}"):
             return _BUILDERS[spec.parallel.scheme](spec).lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
+
+    def is_maskable(self, state: TrainState, batch: Any) -> bool:
+        """Whether padding can be left out of the loss and of every metric; traces the loss once, when first asked.
+
+        Args:
+          state, batch: as the step takes them; only shapes are read.
+        """
+        if self._maskable is None:
+            shapes = jax.eval_shape(lambda: (state.params, state.model_state, batch))
+            if self.spec.parallel.scheme == "pmap":
+                shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
+            arguments = (*shapes, jax.eval_shape(lambda: jax.random.key(0)))
+            with user_code(f"the loss of task {self.spec.task.name!r}"):
+                task = with_data_axis(self.spec.task, *arguments)
+                self._maskable = outcome_is_maskable(jax.eval_shape(task.loss, *arguments))
+        return self._maskable
 
     def _compile(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> CompiledStep:
         start = time.perf_counter()

@@ -53,8 +53,7 @@ def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[Trai
     gradients, leaf_norms, norm = _mean_gradients(state, sums)
     loss = sums.totals["loss"].mean()
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    has_rows = sums.totals["loss"].weight > 0
-    applied = finite & has_rows & ~_halted(parallel, state)
+    applied = finite & _has_weight(sums) & ~_halted(parallel, state)
     if parallel.clip_norm is not None:
         gradients = _clip(gradients, norm, parallel.clip_norm)
     next_state = _next_state(spec, state, sums, gradients=gradients, loss=loss, applied=applied, finite=finite)
@@ -65,6 +64,10 @@ def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[Trai
         values["loss_scale"] = state.loss_scale.scale
     values |= {name: total.mean() for name, total in sums.totals.items() if name != "loss"}
     return next_state, pack(values, leaf_norms)
+
+
+def _has_weight(sums: Sums) -> Array:
+    return sums.totals["loss"].weight > 0
 
 
 def _mean_gradients(state: TrainState, sums: Sums) -> tuple[Any, dict[str, Array], Array]:
@@ -88,7 +91,7 @@ def _learning_rate(spec: StepSpec, state: TrainState, next_state: TrainState) ->
     It keeps the rate of the last update that was applied, so it is read after this one.
     """
     if spec.schedule is not None:
-        return {"learning_rate": jnp.asarray(spec.schedule(state.step - state.skipped))}
+        return {"learning_rate": jnp.asarray(spec.schedule(state.step - state.skipped - state.empty))}
     kept = optax.tree_utils.tree_get_all_with_path(next_state.opt_state, "learning_rate")
     return {"learning_rate": jnp.asarray(kept[0][1])} if kept else {}
 
@@ -121,6 +124,7 @@ def _next_state(
     return TrainState(
         step=state.step + 1,
         skipped=state.skipped + (~finite).astype(jnp.int32),
+        empty=state.empty + (finite & ~_has_weight(sums)).astype(jnp.int32),
         params=params,
         model_state=model_state,
         opt_state=opt_state,

@@ -6,8 +6,9 @@ Invariant: the batches of steps a..b do not depend on where the run started or o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.base.errors import BatchSizeError, OptionError
@@ -70,34 +71,51 @@ class RunPlan:
         """Passes over the data after so many steps; None for a stream."""
         return None if self.batches is None else step / self.batches.steps_per_epoch
 
-    def refuse_padding(self, model_state: Any) -> None:
-        """Raise BatchSizeError if an epoch holds padding and the model has state; of a stream nothing is known yet."""
-        if self.batches is not None and self.batches.padding_per_epoch and named_leaves(model_state):
-            raise _padding_error(f"{format_count(self.batches.padding_per_epoch, 'padding row')} an epoch", model_state)
+    def refuse_padding(self, model_state: Any, *, maskable: Callable[[], bool]) -> None:
+        """As `refuse_padding`, for all batches of an epoch; of a stream nothing is known yet."""
+        if self.batches is not None and self.batches.padding_per_epoch:
+            rows = f"{format_count(self.batches.padding_per_epoch, 'padding row')} an epoch"
+            _refuse(rows, model_state, maskable=maskable)
 
 
-def refuse_padding(host: HostBatch, model_state: Any) -> None:
-    """Raise BatchSizeError for a training batch with padding if the model has state; only its names are read."""
-    if host.valid is not None and named_leaves(model_state):
+def refuse_padding(host: HostBatch, model_state: Any, *, maskable: Callable[[], bool]) -> None:
+    """Raise BatchSizeError for a training batch with padding that the task cannot leave out.
+
+    Args:
+      model_state: only its names are read; a model with state would take the padding into its statistics.
+      maskable: whether the loss and all metrics have one entry a row; called only if there is padding.
+    """
+    if host.valid is not None:
         padding = format_count(len(host.valid) - host.rows, "padding row")
-        raise _padding_error(f"a batch of {format_count(host.rows, 'row')} and {padding}", model_state)
+        _refuse(f"a batch of {format_count(host.rows, 'row')} and {padding}", model_state, maskable=maskable)
 
 
-def _padding_error(what: str, model_state: Any) -> BatchSizeError:
-    return BatchSizeError(
-        what=f"{what}, for a model with state (such as {named_leaves(model_state)[0][0]!r})",
-        why="padding is masked in the loss, but BatchNorm and its like would take it into their statistics",
-        fix="use --remainder drop, or a batch that divides the rows and splits over the devices",
-    )
+def _refuse(what: str, model_state: Any, *, maskable: Callable[[], bool]) -> None:
+    fix = "use --remainder drop, or a batch that divides the rows and splits over the devices"
+    state = named_leaves(model_state)
+    if state:
+        raise BatchSizeError(
+            what=f"{what}, for a model with state (such as {state[0][0]!r})",
+            why="padding is masked in the loss, but BatchNorm and its like would take it into their statistics",
+            fix=fix,
+        )
+    if not maskable():
+        raise BatchSizeError(
+            what=f"{what}, for a loss or metric that is a scalar over its rows",
+            why="padding cannot be left out of a mean that was taken already",
+            fix=f"return one value a row, or {fix}",
+        )
 
 
 def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int, first_step: int) -> RunPlan:
     """The batches from `first_step` on.
 
     Raises:
-      OptionError: neither or both of steps and epochs, or one below 1; no batch size for rows.
+      OptionError: neither or both of steps and epochs, or one below 1; no batch size for rows; one of the three that is
+        no whole number; more than one epoch of an iterator.
       DataError, BatchSizeError: data that cannot be cut so.
     """
+    options = _with_whole_numbers(options)
     for name in ("steps", "epochs"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -110,9 +128,43 @@ def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int
     return _plan_rows(source, options, devices=devices, microbatches=microbatches, first_step=first_step)
 
 
+def _with_whole_numbers(options: DataOptions) -> DataOptions:
+    """The same with plain ints for what numpy counts; a float that happens to be whole is refused too."""
+    whole: dict[str, int] = {}
+    for name in ("batch", "steps", "epochs"):
+        value = getattr(options, name)
+        if value is None:
+            continue
+        number = _whole(value)
+        if number is None:
+            raise OptionError(
+                what=f"{name}={value!r} is no whole number",
+                why="rows, updates and passes are counted",
+                fix=f"use an integer, such as {name}=32; int(...) or // where it is computed",
+            )
+        whole[name] = number
+    return replace(options, **whole)
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _plan_stream(stream: BatchStream, options: DataOptions, *, devices: int, microbatches: int) -> RunPlan:
     if options.steps is None and options.epochs is None and not stream.one_shot:
         raise _length_error("neither steps nor epochs given for batches that start again when they end")
+    if stream.one_shot and (options.epochs or 1) > 1:
+        raise OptionError(
+            what=f"epochs={options.epochs} of a {type(stream.batches).__name__}, which is empty after one pass",
+            why="the run would end after the first epoch without a word",
+            fix="pass steps=, or an iterable that starts again, such as a loader or paceline.stream(list)",
+        )
+    stream = BatchStream(stream.batches)  # counts of its own: the user may train on the same stream twice
     host_batches = stream_batches(
         stream,
         devices=devices,

@@ -11,13 +11,13 @@ One program serves all schemes: the whole batch is visible, as under `global_vie
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from paceline.base.errors import DataError
+from paceline.base.errors import BatchSizeError, DataError
 from paceline.data.batch import HostBatch, eval_batches
 from paceline.data.feed import Feed
 from paceline.data.source import BatchStream, Source, as_source
@@ -68,12 +68,22 @@ class Evaluator:
         self._placer = placer
         self._num_devices = num_devices
 
-    def start(self, state: TrainState, data: Any, *, batch: int | None, step: int, use_ema: bool) -> Evaluation:
+    def start(
+        self,
+        state: TrainState,
+        data: Any,
+        *,
+        batch: int | None,
+        step: int,
+        use_ema: bool,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Evaluation | None:
         """Dispatch an evaluation over all of `data`; returns once the last batch is dispatched.
 
         Args:
           state: without a device axis.
           batch: rows a batch; rounded up to a multiple of the devices. None for a stream of ready batches.
+          stop: asked before each batch; once it says so the evaluation is given up and None returned.
         Raises: DataError: no rows.
         """
         params = state.ema if use_ema and state.ema is not None else state.params
@@ -82,6 +92,8 @@ class Evaluator:
         in_flight: deque[Any] = deque()
         with Feed(self._batches(source, batch, params, state), self._placer.evaluation_batch) as feed:
             for placed in feed:
+                if stop():
+                    return None
                 totals = self._function(params, state.model_state, placed.data, placed.valid, state.rng)
                 evaluation.totals.append(totals)
                 evaluation.rows += placed.rows
@@ -140,5 +152,11 @@ def _own_sizes(stream: BatchStream) -> Iterator[HostBatch]:
 
 def _size(batch: int | None, source: Source, num_devices: int) -> int:
     """The batch asked for (or 256), not above the rows there are, rounded up to a multiple of the devices."""
+    if batch is not None and batch < 1:
+        raise BatchSizeError(
+            what=f"an evaluation batch of {batch} rows",
+            why="the mean of no rows is not defined",
+            fix="use 1 or more, or leave batch out",
+        )
     wanted = min(batch or 256, len(source))
     return -(-wanted // num_devices) * num_devices

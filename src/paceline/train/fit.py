@@ -54,8 +54,8 @@ class FitOptions:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-StartEvaluation = Callable[..., Evaluation]
-"""``(state, data, *, batch, step) -> Evaluation``."""
+StartEvaluation = Callable[..., Evaluation | None]
+"""``(state, data, *, batch, step, stop)``; None if `stop` gave it up."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Fit:
         first_step, skipped = scalar(state.step), scalar(state.skipped)
         _check_not_halted(self.step.spec.parallel, skipped)
         plan = self.plan(data, options, first_step=first_step)
-        plan.refuse_padding(state.model_state)
         with ExitStack() as stack:
             feed = stack.enter_context(Feed(plan.host_batches, self._place(state), depth=options.data.prefetch))
             first = _first_batch(feed)
+            plan.refuse_padding(state.model_state, maskable=functools.partial(self.step.is_maskable, state, first.data))
             folder = None if options.run is None else RunFolder.create(options.run)
             recorder = stack.enter_context(
                 NullRecorder() if folder is None else Recorder(folder, first_step=first_step)
@@ -100,6 +100,7 @@ class Fit:
                 state = loop.run(state, first)
             except BaseException as error:
                 loop.result.stopped = _words(error)
+                _carry(error, loop.state)
                 raise
             finally:
                 report = _report(
@@ -129,11 +130,13 @@ class Fit:
         )
 
     def _place(self, state: TrainState) -> Callable[[HostBatch], PlacedBatch]:
-        shapes = jax.eval_shape(lambda: state.model_state)  # the arrays themselves are donated to the first step
+        shapes = jax.eval_shape(lambda: state)  # the arrays themselves are donated to the first step
 
         def place(host: HostBatch) -> PlacedBatch:
-            refuse_padding(host, shapes)
-            return self.placer.train_batch(host)
+            placed = self.placer.train_batch(host)
+            maskable = functools.partial(self.step.is_maskable, shapes, placed.data)
+            refuse_padding(host, shapes.model_state, maskable=maskable)
+            return placed
 
         return place
 
@@ -166,8 +169,10 @@ class Fit:
             guard=guard,
         )
 
-    def _evaluate(self, options: FitOptions, state: TrainState, step: int) -> Evaluation:
-        return self.start_evaluation(state, options.evaluation, batch=options.data.batch, step=step)
+    def _evaluate(
+        self, options: FitOptions, state: TrainState, step: int, stop: Callable[[], bool]
+    ) -> Evaluation | None:
+        return self.start_evaluation(state, options.evaluation, batch=options.data.batch, step=step, stop=stop)
 
 
 @contextlib.contextmanager
@@ -180,6 +185,17 @@ def _discarding(folder: RunFolder | None, recorder: EventSink) -> Iterator[None]
         if folder is not None:
             folder.discard()
         raise
+
+
+def _carry(error: BaseException, state: TrainState | None) -> None:
+    """Hang the last state on whatever ended the run: the one that fit was given has been donated."""
+    if state is None:
+        return
+    with contextlib.suppress(AttributeError):  # an exception with slots
+        error.state = state  # pyright: ignore[reportAttributeAccessIssue]: a foreign exception gets the attribute here
+        error.add_note(
+            f"paceline: the state after step {scalar(state.step)} is the attribute `state` of this exception"
+        )
 
 
 def scalar(leaf: Any) -> int:
@@ -211,16 +227,6 @@ def _written(report: Report, folder: RunFolder | None) -> Report:
     except RunFolderError as error:
         return dataclasses.replace(report, notices=(*report.notices, error.what))
     return report
-
-
-def check_alive(state: TrainState) -> None:
-    """Raise StateError for a state whose memory a step was allowed to reuse."""
-    if state.step.is_deleted():
-        raise StateError(
-            what="the state was given to a step before, which reused its memory",
-            why="its numbers are gone",
-            fix="go on with the state that step or fit returned, or use Parallel(donate=False)",
-        )
 
 
 def _first_batch(feed: Feed[PlacedBatch]) -> PlacedBatch:

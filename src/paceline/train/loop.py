@@ -39,6 +39,9 @@ AHEAD = 2
 Callback = Callable[[int, dict[str, float]], bool | None]
 """Called with the step and its values by metric key, once they are computed; returning True ends the run."""
 
+StartEvaluation = Callable[[TrainState, int, Callable[[], bool]], Evaluation | None]
+"""``(state, step, stop)``; `stop` says when to give up, and then it returns None."""
+
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, StepMetrics]]
 
 
@@ -87,7 +90,7 @@ class Loop:
     recorder: EventSink
     progress: Progress
     callbacks: Sequence[Callback]
-    evaluate: Callable[[TrainState, int], Evaluation] | None
+    evaluate: StartEvaluation | None
     evaluate_every: int | None
     num_steps: int | None
     epoch_at: Callable[[int], float | None]
@@ -96,6 +99,7 @@ class Loop:
     pending: deque[Pending] = field(default_factory=deque)
     evaluations: deque[Evaluation] = field(default_factory=deque)
     finished_s: float = 0.0
+    state: TrainState | None = None
 
     def run(self, state: TrainState, first: PlacedBatch) -> TrainState:
         """Train on `first` and on all that the feed gives; returns the last state. A bad number ends it, no error."""
@@ -104,6 +108,7 @@ class Loop:
         last_evaluated = -1
         for batch, wait_s in self._batches(first):
             state, metrics = self.call(state, batch.data, batch.valid)
+            self.state = state
             result.step += 1
             result.rows += batch.rows
             queued = self.feed.queued
@@ -115,7 +120,7 @@ class Loop:
             if self.evaluate and self.evaluate_every and result.step % self.evaluate_every == 0:
                 # The steps in flight are looked at after the evaluation: their times would hold it.
                 self.pending = deque(item._replace(follows_step=False) for item in self.pending)
-                self.evaluations.append(self.evaluate(state, result.step))
+                self._evaluate(state)
                 last_evaluated = result.step
                 follows_step = False
             if self.guard.asked:
@@ -123,9 +128,18 @@ class Loop:
                 break
         self._collect(keep=0)
         if self.evaluate and not self.guard.asked and not result.failure and last_evaluated != result.step:
-            self.evaluations.append(self.evaluate(state, result.step))
+            self._evaluate(state)
         self._collect_evaluations(wait=True)
+        if self.guard.asked:
+            result.stopped = "interrupted"
         return state
+
+    def _evaluate(self, state: TrainState) -> None:
+        """Start an evaluation; Ctrl-C gives it up."""
+        assert self.evaluate is not None, "checked by run"
+        evaluation = self.evaluate(state, self.result.step, lambda: self.guard.asked)
+        if evaluation is not None:
+            self.evaluations.append(evaluation)
 
     def _batches(self, first: PlacedBatch) -> Iterator[tuple[PlacedBatch, float]]:
         """The first batch, then those of the feed, each with the seconds that the devices may have waited for it."""

@@ -36,10 +36,15 @@ def nonfinite_error(step: int, *, values: Mapping[str, float], metrics: StepMetr
     leaves = metrics.bad_leaves()
     shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
     where = f"the gradient of {shown} is not finite" if leaves else "the loss is not finite"
+    fix = "lower the learning rate, clip with --clip-norm 1, or leave such updates out with --nonfinite skip"
+    if "loss_scale" in values:
+        fix = (
+            "use --precision bfloat16 or float32: with a loss scale of 1 it is the forward pass that overflows float16"
+        )
     return NonFiniteError(
         what=f"step {step}: {where} (loss {values['loss']:.4g})",
         why="an update with it would destroy the parameters on every device; it was not applied",
-        fix="lower the learning rate, clip with --clip-norm 1, or leave such updates out with --nonfinite skip",
+        fix=fix,
     )
 
 

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 from paceline.base.errors import BatchSizeError
 from paceline.data.batch import HostBatch, check_batch
-from paceline.data.tree import map_leaves
+from paceline.data.tree import check_integers, map_leaves
 from paceline.engine.parallel import Parallel
 from paceline.topology.mesh import replicated, split_rows
 
@@ -55,19 +55,27 @@ class Placer:
         self._x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]: set at run time by JAX
 
     def train_batch(self, host: HostBatch) -> PlacedBatch:
-        """Split over the devices; under `pmap` with a leading device axis."""
+        """Split over the devices; under `pmap` with a leading device axis.
+
+        Raises: DataError: integers that would wrap on the devices.
+        """
         host = _owned(host)
         axis = self._num_devices if self._parallel.scheme == "pmap" else None
         with jax.enable_x64(self._x64):
+            check_integers(host.data, noun="batch")
             data = _put_rows(_with_axis(host.data, axis), self._rows)
             return PlacedBatch(data, self._valid(host, axis), host)
 
     def evaluation_batch(self, host: HostBatch) -> PlacedBatch:
-        """Split over the devices if the rows divide, else whole on each of them, which then all compute the same."""
+        """Split over the devices if the rows divide, else whole on each of them, which then all compute the same.
+
+        Raises: DataError: integers that would wrap on the devices.
+        """
         host = _owned(host)
         size = host.rows if host.valid is None else len(host.valid)
         split = size % self._num_devices == 0
         with jax.enable_x64(self._x64):
+            check_integers(host.data, noun="batch")
             if split:
                 return PlacedBatch(_put_rows(host.data, self._rows), self._valid(host, None), host)
             data, mask = jax.device_put((host.data, host.mask()), self._whole)

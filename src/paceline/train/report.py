@@ -75,7 +75,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """The report as people read it."""
-        epochs = "" if self.epochs is None else f" ({self.epochs:.4g} epochs)"
+        epochs = "" if self.epochs is None else f" ({self.epochs:.4g} epoch{'' if self.epochs == 1 else 's'})"
         skipped = f", {format_count(self.skipped_updates, 'update')} left out" if self.skipped_updates else ""
         rows = [
             ("task", f"{self.task}, scheme {self.scheme} on {format_count(self.devices, 'device')}"),

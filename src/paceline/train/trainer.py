@@ -23,7 +23,7 @@ from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
 from paceline.engine.rng import base_key
-from paceline.engine.state import TrainState, add_device_axis, drop_device_axis, new_state, place_state
+from paceline.engine.state import TrainState, add_device_axis, check_state, drop_device_axis, new_state, place_state
 from paceline.engine.step import StepFunction
 from paceline.engine.update import Schedule, StepSpec
 from paceline.engine.usercode import user_code
@@ -33,7 +33,7 @@ from paceline.topology.devices import choose_devices
 from paceline.topology.mesh import data_mesh, replicated, split_rows
 from paceline.train.batching import DataOptions, refuse_padding
 from paceline.train.evaluate import Evaluation, Evaluator
-from paceline.train.fit import Fit, FitOptions, check_alive, scalar
+from paceline.train.fit import Fit, FitOptions, scalar
 from paceline.train.loop import Callback
 from paceline.train.place import PlacedBatch, Placer
 from paceline.train.report import Report
@@ -151,9 +151,10 @@ class Trainer:
         Raises: BatchSizeError, DataError: rows that do not split, or padding for a model with state. TaskError,
           LossError, StateError: the task cannot be traced.
         """
-        check_alive(state)
+        check_state(state, parallel=self.parallel, mesh=self.mesh)
         placed = batch if isinstance(batch, PlacedBatch) else self._placer.user_batch(batch)
-        refuse_padding(placed.host, state.model_state)
+        maskable = functools.partial(self._step.is_maskable, state, placed.data)
+        refuse_padding(placed.host, state.model_state, maskable=maskable)
         return self._step(state, placed.data, placed.valid)
 
     def compiled(self, state: TrainState, batch: Any) -> Any:
@@ -192,8 +193,10 @@ class Trainer:
           use_ema: evaluate the moving average of the parameters.
         Returns: ``loss``, every metric of the task, and ``rows``. Nothing is dropped, whatever the number of rows.
         """
-        check_alive(state)
-        return self._start_evaluation(state, data, batch=batch, step=scalar(state.step), use_ema=use_ema).result()
+        check_state(state, parallel=self.parallel, mesh=self.mesh)
+        evaluation = self._start_evaluation(state, data, batch=batch, step=scalar(state.step), use_ema=use_ema)
+        assert evaluation is not None, "nothing stops it"
+        return evaluation.result()
 
     def fit(
         self,
@@ -231,6 +234,7 @@ class Trainer:
         Returns: the last state and the report.
         Raises:
           Interrupted: Ctrl-C; carries state and report.
+          Whatever the data or a callback raises: the exception has an attribute `state`, the state after the last step.
           NonFiniteError, DataError: a step was not finite and the policy is to stop; `state` of the error is the last
             good state.
           BatchSizeError, OptionError, RunFolderError, TaskError, LossError: as their names say, before the first step.
@@ -245,22 +249,29 @@ class Trainer:
             progress=progress,
             config=config or {},
         )
-        check_alive(state)
+        check_state(state, parallel=self.parallel, mesh=self.mesh)
         if evaluation is not None:
             repeated = evaluate_every is not None
             self._evaluator.check(self.single(state), evaluation, batch=batch, repeated=repeated)
         return self._fit.run(state, data, options=options)
 
     def _start_evaluation(
-        self, state: TrainState, data: Any, *, batch: int | None, step: int, use_ema: bool = False
-    ) -> Evaluation:
+        self,
+        state: TrainState,
+        data: Any,
+        *,
+        batch: int | None,
+        step: int,
+        use_ema: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Evaluation | None:
         if use_ema and state.ema is None:
             raise StateError(
                 what="use_ema=True, but the state holds no moving average",
                 why="there is nothing to evaluate",
                 fix="train with Parallel(ema_decay=0.999), or leave use_ema out",
             )
-        return self._evaluator.start(self.single(state), data, batch=batch, step=step, use_ema=use_ema)
+        return self._evaluator.start(self.single(state), data, batch=batch, step=step, use_ema=use_ema, stop=stop)
 
 
 def _initial(task: Task, seed: int) -> dict[str, Any]:
