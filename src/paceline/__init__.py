@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.base.errors import PacelineError as PacelineError
     from paceline.data.source import rows as rows
+    from paceline.data.source import stream as stream
     from paceline.engine.parallel import Parallel as Parallel
     from paceline.engine.schedule import scaled_learning_rate as scaled_learning_rate
     from paceline.engine.state import TrainState as TrainState
@@ -51,6 +52,7 @@ _HOMES = {
     "from_nnx": "paceline.tasks.adapters.nnx",
     "rows": "paceline.data.source",
     "scaled_learning_rate": "paceline.engine.schedule",
+    "stream": "paceline.data.source",
     "simulate_devices": "paceline.topology.devices",
     "task": "paceline.tasks.task",
 }

@@ -220,7 +220,7 @@ class Trainer:
         """Train for so many steps or epochs more, from the step that the state has.
 
         Args:
-          data: `paceline.rows`, arrays, a map-style data set, or an iterable of ready batches.
+          data: `paceline.rows`, arrays, a map-style data set, or ready batches (an iterable, `paceline.stream`).
           batch: rows B of the global batch; the devices share it.
           steps, epochs: how long; one of the two.
           shuffle, seed: the order of rows, new in each epoch and the same for any number of devices.
