@@ -22,7 +22,8 @@ _TRAIN = [*_MAIN, "train", "image", "--simulate", "4", "--steps", "1", "--progre
 def measure(devices: int, *, quick: bool) -> Iterator[Row]:
     yield from _imports(5 if quick else 11)
     yield from _second_fit(devices, quick=quick)
-    yield from _compilation_cache(1 if quick else 2)
+    if not quick:
+        yield from _compilation_cache(2)
 
 
 def _imports(repeats: int) -> Iterator[Row]:

@@ -122,7 +122,7 @@ class Evaluator:
             raise DataError(
                 what=f"the evaluation data is a {type(source.batches).__name__}, which is empty after one evaluation",
                 why="it would be evaluated more than once",
-                fix="pass batches that start again (a loader, paceline.stream(list)), rows, or leave evaluate_every out",
+                fix="pass batches that start again (a loader, paceline.stream), rows, or leave evaluate_every out",
             )
 
     def _maskable(self, params: Any, state: TrainState, source: Source, size: int) -> bool:
