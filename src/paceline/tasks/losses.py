@@ -89,7 +89,8 @@ def totals(value: Any, valid: Array, *, name: str) -> Totals:
         return Totals(total, weight)
     array = _widen(value)
     if array.ndim == 1:
-        return Totals(_masked_sum(array, valid), jnp.sum(valid, dtype=jnp.int32))
+        # In the type of the total (exact up to 2**24 rows): an integer would cross the wire in a message of its own.
+        return Totals(_masked_sum(array, valid), jnp.sum(valid, dtype=array.dtype))
     return Totals(array * rows, jnp.asarray(rows, jnp.int32))
 
 
