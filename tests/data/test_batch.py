@@ -255,3 +255,17 @@ def test_evaluation_pads_an_uneven_batch_and_refuses_it_without_padding():
     assert sizes == [(8, 4), (8, 4), (8, 3)]
     with pytest.raises(BatchSizeError, match="4 rows for 8 devices"):
         next(eval_batches(source_of(11), 4, devices=8, pad=False))
+
+
+@pytest.mark.parametrize("block_rows", [1, 10, 12, 64])
+def test_the_order_is_the_same_however_many_rows_it_is_asked_for(block_rows, monkeypatch):
+    """The order of several batches is computed at once: block borders inside an epoch change no row, from any step."""
+    monkeypatch.setattr("paceline.data.batch._ORDER_BLOCK_ROWS", block_rows)
+    plan = plan_batches(50, 4, devices=2)
+    order = EpochOrder(50, 3)
+    for start in (0, 5, 17):
+        made = batches(rows(np.arange(50)), plan, order=order, start_step=start, stop_step=30)
+        for step, host in enumerate(made, start):
+            epoch, position = step // 12, step % 12 * 4
+            np.testing.assert_array_equal(host.indices, order.indices(epoch, start=position, stop=position + 4))
+            np.testing.assert_array_equal(host.data, host.indices)

@@ -23,6 +23,8 @@ from paceline.data.order import EpochOrder
 from paceline.data.source import Source
 from paceline.data.tree import Tree, count_rows, label, map_leaves, named_leaves
 
+_ORDER_BLOCK_ROWS = 16384
+
 Remainder: TypeAlias = Literal["drop", "pad", "refuse"]
 """What happens to rows that do not fill a batch: left out and counted, padded with zero weight, or an error."""
 
@@ -185,10 +187,16 @@ def batches(
     assert plan.rows == len(source) == order.rows, (
         f"{plan.rows} rows planned, {len(source)} there, {order.rows} ordered"
     )
+    block, block_epoch, block_start = np.zeros(0, np.int64), -1, 0
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(step, plan.steps_per_epoch)
         position = step_in_epoch * plan.batch
-        indices = order.indices(epoch, start=position, stop=min(position + plan.batch, plan.rows))
+        stop = min(position + plan.batch, plan.rows)
+        if epoch != block_epoch or stop > block_start + len(block):
+            # Many batches at once: the order of one costs as many calls of numpy as that of a hundred.
+            end = min(position + max(plan.batch, _ORDER_BLOCK_ROWS), plan.rows)
+            block, block_epoch, block_start = order.indices(epoch, start=position, stop=end), epoch, position
+        indices = block[position - block_start : stop - block_start]
         yield _read(source, indices, padded=plan.padded, epoch=epoch, position=position)
 
 
