@@ -214,3 +214,17 @@ def test_an_evaluation_at_the_last_step_is_made_once():
         trainer.init(zeros()), line(64), batch=16, steps=6, evaluation=line(8), evaluate_every=3, callbacks=[keep]
     )
     assert steps == [3, 6]
+
+
+def test_whether_padding_is_masked_is_asked_for_each_structure_of_data():
+    """11 rows on 4 devices: first row metrics only, then a scalar one, which padding would bias; both exact."""
+
+    def loss(params, batch):
+        metrics = {"mean_y": jnp.mean(batch["y"])} if "extra" in batch else {}
+        return (batch["x"] * params["w"] + params["b"] - batch["y"]) ** 2, metrics
+
+    trainer, data = trainer_of(loss), line(11)
+    state = trainer.init(zeros())
+    assert trainer.evaluate(state, data, batch=8)["loss"] == pytest.approx(np.mean(data["y"] ** 2), rel=1e-6)
+    got = trainer.evaluate(state, {**data, "extra": data["x"]}, batch=8)
+    assert got["mean_y"] == pytest.approx(np.mean(data["y"]), rel=1e-6)

@@ -14,6 +14,7 @@ import pytest
 from paceline.base.errors import StateError
 from paceline.data.feed import THREAD_NAME
 from paceline.tasks.task import Initial, task
+from paceline.train.fit import _carry
 from paceline.train.trainer import Trainer
 from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, squared_error, trainer_of, zeros
 
@@ -259,3 +260,14 @@ def test_a_state_of_another_trainer_is_refused_with_the_way_to_copy_it():
     for options, field in (({"ema_decay": 0.9}, "ema"), ({"precision": "float16"}, "loss_scale")):
         with pytest.raises(StateError, match=f"the state has no {field}"):
             trainer_of(**options).step(ours.init(zeros()), {name: leaf[:16] for name, leaf in line().items()})
+
+
+def test_a_step_that_fails_on_the_devices_keeps_its_own_error():
+    """It took the state with it: nothing is hung on the error, and asking the lost state does not replace it."""
+    trainer = trainer_of()
+    state = trainer.init(zeros())
+    for leaf in jax.tree.leaves(state):
+        leaf.delete()
+    error = ZeroDivisionError()
+    _carry(error, state, step=3)
+    assert not hasattr(error, "state") and not hasattr(error, "__notes__")

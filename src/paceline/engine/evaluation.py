@@ -13,6 +13,7 @@ from paceline.engine.precision import cast_floats
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import Outcome, Totals, outcome_is_maskable
 from paceline.tasks.task import LossFunction, Task
+from paceline.tasks.tree import signature
 
 
 class EvaluationFunction:
@@ -22,6 +23,7 @@ class EvaluationFunction:
         self._task = task
         self._parallel = parallel
         self._program: Any = None
+        self._maskable: dict[Any, bool] = {}
 
     def __call__(self, params: Any, model_state: Any, batch: Any, valid: Array, rng: Array) -> dict[str, Totals]:
         """Totals over the valid rows, replicated: the loss under ``loss``, each metric under its name.
@@ -35,15 +37,24 @@ class EvaluationFunction:
             return self._program(params, model_state, batch, rng, valid=valid)
 
     def is_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array) -> bool:
-        """Whether the loss and every metric have one entry a row, so that padding can be left out."""
+        """Whether the loss and every metric have one entry a row, so that padding can be left out.
+
+        Traces the evaluation once for each structure and shape of batch, not at every evaluation of a run.
+        """
+        key = signature(batch)
+        if key not in self._maskable:
+            self._maskable[key] = self._trace_maskable(params, model_state, batch, rng)
+        return self._maskable[key]
+
+    def _trace_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array) -> bool:
         with user_code(f"the evaluation of task {self._task.name!r}"):
             function = self._bound(params, model_state, batch, rng)
             outcome = jax.eval_shape(lambda *args: self._run(function, *args), params, model_state, batch, rng)
         return outcome_is_maskable(outcome)
 
     def _bound(self, *arguments: Any) -> LossFunction:
-        task = with_data_axis(self._task, *arguments)
-        return task.evaluate or task.loss
+        field = "loss" if self._task.evaluate is None else "evaluate"
+        return getattr(with_data_axis(self._task, *arguments, fields=(field,)), field)
 
     def _run(self, function: LossFunction, params: Any, model_state: Any, batch: Any, rng: Array) -> Outcome:
         precision = self._parallel.precision

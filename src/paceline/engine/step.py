@@ -25,6 +25,7 @@ from paceline.engine.update import StepSpec
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import outcome_is_maskable
 from paceline.tasks.task import Task
+from paceline.tasks.tree import signature
 from paceline.topology.mesh import DATA_AXIS, split_rows
 
 IN_FLIGHT = 16
@@ -56,7 +57,7 @@ class StepFunction:
         self.spec = dataclasses.replace(spec, task=scheme_task(spec))
         self._compiled: dict[Any, CompiledStep] = {}
         self._in_flight: deque[StepMetrics] = deque()
-        self._maskable: bool | None = None
+        self._maskable: dict[Any, bool] = {}
 
     @property
     def compilations(self) -> int:
@@ -78,10 +79,10 @@ class StepFunction:
           state, batch, valid: arrays placed as the scheme wants them (see `batch_sharding`), or their abstract values.
         Raises: TaskError, LossError, StateError, AxisNameError: the task cannot be traced.
         """
-        signature = _signature((state, batch, valid))
-        if signature not in self._compiled:
-            self._compiled[signature] = self._compile(state, batch, valid)
-        return self._compiled[signature]
+        key = signature((state, batch, valid))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(state, batch, valid)
+        return self._compiled[key]
 
     def lowered(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> jax.stages.Lowered:
         """The traced program before compilation."""
@@ -90,25 +91,26 @@ class StepFunction:
         if spec.parallel.scheme == "global_view":
             key = jax.eval_shape(lambda: jax.random.key(0))
             arguments = (state.params, state.model_state, batch, key)
-            spec = dataclasses.replace(spec, task=with_data_axis(spec.task, *arguments))
+            spec = dataclasses.replace(spec, task=with_data_axis(spec.task, *arguments, fields=("loss",)))
         with user_code(f"the loss of task {spec.task.name!r}"):
             return _BUILDERS[spec.parallel.scheme](spec).lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
 
     def is_maskable(self, state: TrainState, batch: Any) -> bool:
-        """Whether padding can be left out of the loss and of every metric; traces the loss once, when first asked.
+        """Whether padding can be left out of the loss and of every metric; traces the loss once a shape of batch.
 
         Args:
           state, batch: as the step takes them; only shapes are read.
         """
-        if self._maskable is None:
+        key = signature(batch)
+        if key not in self._maskable:
             shapes = jax.eval_shape(lambda: (state.params, state.model_state, batch))
             if self.spec.parallel.scheme == "pmap":
                 shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
             arguments = (*shapes, jax.eval_shape(lambda: jax.random.key(0)))
             with user_code(f"the loss of task {self.spec.task.name!r}"):
-                task = with_data_axis(self.spec.task, *arguments)
-                self._maskable = outcome_is_maskable(jax.eval_shape(task.loss, *arguments))
-        return self._maskable
+                task = with_data_axis(self.spec.task, *arguments, fields=("loss",))
+                self._maskable[key] = outcome_is_maskable(jax.eval_shape(task.loss, *arguments))
+        return self._maskable[key]
 
     def _compile(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> CompiledStep:
         start = time.perf_counter()
@@ -136,8 +138,3 @@ def scheme_task(spec: StepSpec) -> Task:
             "or make the task with paceline.from_nnx, from_linen or from_equinox",
         )
     return spec.task.synced(DATA_AXIS)
-
-
-def _signature(tree: Any) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

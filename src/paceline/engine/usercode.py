@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,15 @@ def user_code(what: str, *, when: str = "to trace it on abstract arrays of the b
         raise _task_error(what, error, when) from error
 
 
-def with_data_axis(task: Task, *arguments: Any) -> Task:
+def with_data_axis(task: Task, *arguments: Any, fields: Sequence[str] = ("loss", "evaluate")) -> Task:
     """The task with axis ``data`` bound around its loss if the loss names it, for programs that see the whole batch.
 
     Args:
       arguments: params, model_state, batch and key, abstract or not, to trace the loss with.
+      fields: the functions of the task that are going to run; each is traced once, to see what it names.
     """
     changes: dict[str, LossFunction] = {}
-    for field in ("loss", "evaluate"):
+    for field in fields:
         function = getattr(task, field)
         if function is not None and _names_axis(function, arguments):
             changes[field] = _bind(function)

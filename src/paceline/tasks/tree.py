@@ -13,9 +13,15 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".") or "(whole)"
 
 
-def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """Every leaf with its dotted name, in tree order."""
-    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)]
+    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def signature(tree: Any) -> Any:
+    """Structure, shapes and dtypes of a tree of arrays, hashable: what a program compiled for it depends on."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:

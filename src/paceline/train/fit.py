@@ -100,7 +100,7 @@ class Fit:
                 state = loop.run(state, first)
             except BaseException as error:
                 loop.result.stopped = _words(error)
-                _carry(error, loop.state)
+                _carry(error, loop.state, step=loop.result.step)
                 raise
             finally:
                 report = _report(
@@ -187,15 +187,16 @@ def _discarding(folder: RunFolder | None, recorder: EventSink) -> Iterator[None]
         raise
 
 
-def _carry(error: BaseException, state: TrainState | None) -> None:
-    """Hang the last state on whatever ended the run: the one that fit was given has been donated."""
-    if state is None:
+def _carry(error: BaseException, state: TrainState | None, *, step: int) -> None:
+    """Hang the last state on whatever ended the run: the one that fit was given has been donated.
+
+    Asks nothing of the devices: it may be a step that failed, which took the state with it.
+    """
+    if state is None or state.step.is_deleted():
         return
     with contextlib.suppress(AttributeError):  # an exception with slots
         error.state = state  # pyright: ignore[reportAttributeAccessIssue]: a foreign exception gets the attribute here
-        error.add_note(
-            f"paceline: the state after step {scalar(state.step)} is the attribute `state` of this exception"
-        )
+        error.add_note(f"paceline: the state after step {step} is the attribute `state` of this exception")
 
 
 def scalar(leaf: Any) -> int:
