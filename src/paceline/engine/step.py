@@ -86,14 +86,25 @@ class StepFunction:
 
     def lowered(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> jax.stages.Lowered:
         """The traced program before compilation."""
+        built = self._built(state, batch, valid)
+        with user_code(f"the loss of task {self.spec.task.name!r}"):
+            return built.lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
+
+    def traced(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> jax.core.ClosedJaxpr:
+        """The jaxpr of the step, for checks that read it; under `per_device` and `pmap` it holds a `shard_map`."""
+        built = self._built(state, batch, valid)
+        with user_code(f"the loss of task {self.spec.task.name!r}"):
+            return jax.make_jaxpr(built)(state, batch, valid)
+
+    def _built(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> Callable[..., Any]:
+        """The step as its scheme builds it, not traced yet."""
         check_device_axis(state, parallel=self.spec.parallel, num_devices=self.spec.mesh.size)
         spec = self.spec
         if spec.parallel.scheme == "global_view":
             key = jax.eval_shape(lambda: jax.random.key(0))
             arguments = (state.params, state.model_state, batch, key)
             spec = dataclasses.replace(spec, task=with_data_axis(spec.task, *arguments, fields=("loss",)))
-        with user_code(f"the loss of task {spec.task.name!r}"):
-            return _BUILDERS[spec.parallel.scheme](spec).lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
+        return _BUILDERS[spec.parallel.scheme](spec)
 
     def is_maskable(self, state: TrainState, batch: Any) -> bool:
         """Whether padding can be left out of the loss and of every metric; traces the loss once a shape of batch.
