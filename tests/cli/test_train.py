@@ -68,6 +68,16 @@ def test_options_reach_the_engine(paceline, tmp_path):
     assert "in 2 microbatches" in ran.out
 
 
+def test_audits_are_asked_for_by_flag(paceline, tmp_path):
+    """Every 2 of 3 steps: at 0, 2 and 3; what was asked for and what was found are recorded."""
+    ran = paceline(*QUIET, "--audit-every", "2", "--on-divergence", "repair", "--run", "run")
+    assert ran.code == 0, ran.err
+    record = read_run(tmp_path / "run")
+    assert record.run["audit"] == {"every": 2, "on_divergence": "repair"}
+    assert record.report["audit"]["audits"] == 3
+    assert re.search(r"replicas    3 audits of \d+ leaves on 4 devices: equal, bit for bit", ran.out)
+
+
 def test_every_field_of_parallel_has_a_flag_with_its_default():
     """A new field of the engine cannot be forgotten here."""
     assert RunOptions().parallel() == Parallel()
@@ -107,6 +117,8 @@ REFUSED = {
     "no step": (("train", "linear", "--steps", "0"), "--steps 0"),
     "a negative batch": ((*QUIET, "--batch", "-4"), "--batch -4"),
     "no evaluation": ((*QUIET, "--evaluate-every", "0"), "--evaluate-every 0"),
+    "a negative interval of audits": ((*QUIET, "--audit-every", "-1"), "audit_every=-1"),
+    "an unknown answer to a difference": ((*QUIET, "--on-divergence", "panic"), "panic"),
     "a batch that does not split": ((*QUIET, "--batch", "102"), "102 rows, which do not split over 4 devices"),
     "a batch above the rows": ((*QUIET, "--batch", "8192"), "more than the 4,096 rows"),
     "rows left over": ((*QUIET, "--batch", "1000", "--remainder", "refuse"), "leave 96 over"),

@@ -18,6 +18,7 @@ CHOICES = {
     "nonfinite": ("stop", "skip"),
     "dropout": ("global", "per_device", "shared"),
     "batch_norm": ("local", "synced"),
+    "placement": ("replicated", "zero1", "fsdp"),
 }
 REFUSED = [
     {"reduce_dtype": "float32"},
@@ -84,14 +85,14 @@ def test_what_global_view_cannot_do_is_refused_and_both_ways_out_work(options):
 
 
 def test_every_other_combination_of_choices_is_accepted():
-    """All 486, None included where it may be; refused are exactly the five above under `global_view`."""
+    """All 1458, None included where it may be; refused: the five above under `global_view`, placements under `pmap`."""
     options = CHOICES | {"reduce_dtype": (None, *CHOICES["reduce_dtype"]), "batch_norm": (None, *CHOICES["batch_norm"])}
     for values in itertools.product(*options.values()):
         fields = dict(zip(options, values, strict=True))
         impossible = fields["scheme"] == "global_view" and any(
             fields[name] == value for refused in REFUSED for name, value in refused.items()
         )
-        if impossible:
+        if impossible or (fields["scheme"] == "pmap" and fields["placement"] != "replicated"):
             with pytest.raises(SchemeError):
                 Parallel(**fields)
         else:

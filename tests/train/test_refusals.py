@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,6 +14,7 @@ from paceline.base.errors import (
     DeviceError,
     LossError,
     OptionError,
+    ReplicationError,
     RunFolderError,
     SchemeError,
     StateError,
@@ -128,6 +130,26 @@ def test_what_is_no_optimizer_is_refused(optimizer):
     with pytest.raises(TaskError, match="the optimizer is of type") as caught:
         Trainer(task(squared_error), optimizer)
     assert "optax.sgd(0.1)" in caught.value.fix
+
+
+@pytest.mark.parametrize("scheme", ["per_device", "pmap"])
+def test_an_optimizer_that_differs_between_devices_is_refused(tmp_path, scheme):
+    """By `fit` and by `step`, before the first step: the parameters are named, and no folder and no program is left."""
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda leaf: leaf + 1e-3 * jax.lax.axis_index("data"), updates), state
+
+    trainer = trainer_of(optimizer=optax.GradientTransformation(lambda _: (), update), scheme=scheme)
+    state = trainer.init(zeros())
+    calls = (
+        lambda: trainer.fit(state, line(), **RUN, run=tmp_path / "run"),
+        lambda: trainer.step(state, line(16)),
+    )
+    for call in calls:
+        with pytest.raises(ReplicationError) as caught:
+            call()
+        assert "params.b, params.w" in caught.value.what and "jax.lax.axis_index" in caught.value.fix
+    assert trainer.compilations == 0 and not state.step.is_deleted() and not (tmp_path / "run").exists()
 
 
 def test_more_devices_than_there_are_is_refused():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import json
 import threading
 
 import jax
@@ -13,10 +15,11 @@ import pytest
 
 from paceline.base.errors import StateError
 from paceline.data.feed import THREAD_NAME
+from paceline.engine.parallel import Parallel
 from paceline.tasks.task import Initial, task
 from paceline.train.fit import _carry
 from paceline.train.trainer import Trainer
-from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, squared_error, trainer_of, zeros
+from tests.train.linear import RATE, SCHEMES, assert_close, line, numpy_sgd, params_of, squared_error, trainer_of, zeros
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -35,6 +38,83 @@ def test_a_state_is_born_on_every_device():
     state = trainer.init(zeros())
     for leaf in jax.tree.leaves(state):
         assert leaf.sharding.is_fully_replicated and leaf.devices() == set(trainer.mesh.devices.flat)
+
+
+@pytest.mark.parametrize("placement", ["zero1", "fsdp"])
+def test_a_state_is_born_split(placement):
+    """Of 8 values on 4 devices each holds 2 of a moment, under fsdp of the parameters too, given or made."""
+    made = task(squared_error, init=lambda rng: {"w": jnp.arange(8.0)})
+    trainer = Trainer(made, optax.adam(RATE), devices=4, parallel=Parallel(placement=placement))
+    for state in (trainer.init(), trainer.init({"w": np.arange(8.0)})):
+        assert {shard.data.shape for shard in state.opt_state[0].mu["w"].addressable_shards} == {(2,)}
+        held = {shard.data.shape for shard in state.params["w"].addressable_shards}
+        assert held == ({(2,)} if placement == "fsdp" else {(8,)})
+        single = trainer.single(state)
+        assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(single))
+        np.testing.assert_array_equal(single.params["w"], np.arange(8.0))
+
+
+def wide(params, batch):
+    return (batch["x"][:, None] * params["w"] - batch["y"][:, None]).sum(-1) ** 2
+
+
+def wide_trainer(placement, **parallel):
+    return trainer_of(wide, optimizer=optax.adam(RATE), placement=placement, **parallel)
+
+
+@pytest.mark.parametrize("scheme", ["global_view", "per_device"])
+@pytest.mark.parametrize("placement", ["zero1", "fsdp"])
+def test_a_run_with_split_states_ends_as_one_without(scheme, placement):
+    """5 updates of adam on 8 parameters, 4 devices: parameters, their average and evaluations equal (float32, 1e-5)."""
+    ended = []
+    for kind in ("replicated", placement):
+        trainer = wide_trainer(kind, scheme=scheme, ema_decay=0.5)
+        state = trainer.init({"w": np.linspace(-1, 1, 8, dtype=np.float32)})
+        state, report = trainer.fit(state, line(), batch=16, steps=5, evaluation=line(11), evaluate_every=2)
+        evaluated = [trainer.evaluate(state, line(), use_ema=use_ema) for use_ema in (False, True)]
+        ended.append((params_of(trainer, state)["w"], evaluated, report.evaluation))
+    (left, *values), (right, *expected) = ended
+    np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+    for got, wanted in zip(jax.tree.leaves(values), jax.tree.leaves(expected), strict=True):
+        assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_evaluation_reads_no_optimizer_state():
+    """With the moments deleted, and the average too unless it is asked for, it still gives the loss."""
+    trainer = wide_trainer("fsdp", ema_decay=0.5)
+    state = trainer.init({"w": np.ones(8, np.float32)})
+    for leaf in jax.tree.leaves((state.opt_state, state.ema)):
+        leaf.delete()
+    x, y = line(16).values()
+    wanted = np.mean((8 * (x - y)) ** 2)
+    assert trainer.evaluate(state, line(16))["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_run_says_what_is_split(tmp_path):
+    """Adam on 8 parameters: 2 of 3 leaves split, the count whole (4 B), in the report, its text and `run.json`."""
+    trainer = wide_trainer("zero1")
+    state = trainer.init({"w": np.ones(8, np.float32)})
+    _, report = trainer.fit(state, line(), batch=16, steps=1, run=tmp_path / "run")
+    said = "zero1: 2 of 3 leaves of the optimizer state split over 4 devices, 1 replicated (4 B)"
+    assert report.placement == said and f"placement   {said}" in report.lines()
+    written = json.loads((tmp_path / "run" / "run.json").read_text())["placement"]
+    assert written["summary"] == said
+    assert written["fields"] == [
+        {"field": "opt_state", "leaves": 3, "replicated": ["0.count"], "replicated_bytes": 4, "device_bytes": 20}
+    ]
+
+
+@pytest.mark.parametrize("theirs, ours", [("replicated", "zero1"), ("zero1", "fsdp"), ("fsdp", "replicated")])
+def test_a_state_of_another_placement_is_refused_with_the_way_to_copy_it(theirs, ours):
+    """By step and by fit, also once compiled; the leaf is named, and the copy that the fix names works."""
+    other, trainer = wide_trainer(theirs), wide_trainer(ours)
+    for _ in range(2):
+        state = other.init({"w": np.ones(8, np.float32)})
+        for use in (trainer.step, functools.partial(trainer.fit, batch=16, steps=1)):
+            with pytest.raises(StateError, match=r"(params|opt_state.0.mu).w' of shape \(8,\)") as caught:
+                use(state, line(16))
+            assert "trainer.place(other_trainer.single(state))" in caught.value.fix
+        trainer.step(trainer.place(other.single(state)), line(16))
 
 
 def test_a_state_of_pmap_has_a_device_axis_and_single_drops_it():

@@ -68,6 +68,10 @@ class StateError(PacelineError):
     """Parameters, model state or optimizer state that do not fit the step."""
 
 
+class ReplicationError(PacelineError):
+    """A step after which the copies of a state on the devices would differ."""
+
+
 class SchemeError(PacelineError):
     """A combination of scheme and options that would not do what it says."""
 
@@ -86,6 +90,12 @@ class RunFolderError(PacelineError):
 
 class NonFiniteError(PacelineError):
     """A loss or a gradient that is not finite stopped the run."""
+
+    exit_code: int = 1
+
+
+class ReplicaError(PacelineError):
+    """Devices that should hold the same bytes of the state do not."""
 
     exit_code: int = 1
 

@@ -21,12 +21,22 @@ from paceline.base.exits import INTERRUPTED
 from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, reporting, run_shape, target_of
 from paceline.data.batch import Remainder
 from paceline.data.source import BatchStream, Source, as_source
-from paceline.engine.parallel import BatchNorm, DropoutStream, NonFinite, Parallel, Precision, ReduceDtype, Scheme
+from paceline.engine.parallel import (
+    BatchNorm,
+    DropoutStream,
+    NonFinite,
+    Parallel,
+    Placement,
+    Precision,
+    ReduceDtype,
+    Scheme,
+)
 from paceline.engine.usercode import user_code
 from paceline.recipes.find import find_recipe
 from paceline.recipes.recipe import Job, RunShape
 from paceline.telemetry.folder import default_run_path
 from paceline.telemetry.progress import Mode
+from paceline.train.audit import OnDivergence
 from paceline.train.interrupt import Interrupted
 from paceline.train.report import Report
 from paceline.train.trainer import Trainer
@@ -43,6 +53,7 @@ class RunOptions:
       devices: number of devices (default: all that are visible).
       simulate: simulate so many CPU devices on this machine.
       scheme: how a step runs on the devices.
+      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
       accumulation: microbatches accumulated in an update.
       precision: type of the computation; parameters stay float32.
       reduce_dtype: type of the gradients on the wire (per_device and pmap).
@@ -55,6 +66,8 @@ class RunOptions:
       shuffle: a new order of rows in each epoch.
       prefetch: batches made ahead by the background feed.
       evaluate_every: updates between evaluations (default: one an epoch).
+      audit_every: updates between comparisons of the state on all devices; 0 leaves them out.
+      on_divergence: what to do when devices do not hold the same state.
       seed: of parameters, data order and dropout.
       run: folder of the run (default: runs/NAME-TIME); it must not exist.
       progress: what the terminal shows.
@@ -70,6 +83,7 @@ class RunOptions:
     devices: int | None = None
     simulate: int | None = None
     scheme: Scheme = "global_view"
+    placement: Placement = "replicated"
     accumulation: int = 1
     precision: Precision = "float32"
     reduce_dtype: ReduceDtype | None = None
@@ -82,6 +96,8 @@ class RunOptions:
     shuffle: bool = True
     prefetch: int = 2
     evaluate_every: int | None = None
+    audit_every: int = 500
+    on_divergence: OnDivergence = "stop"
     seed: int = 0
     run: str | None = None
     progress: Mode = "auto"
@@ -112,7 +128,7 @@ def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
     check_count("evaluate_every", options.evaluate_every)
     if options.compilation_cache is not None:
         _use_compilation_cache(options.compilation_cache)
-    job = make_job(recipe, recipe_options, shape)
+    job = make_job(recipe, recipe_options, shape=shape)
     trainer = Trainer(
         job.task, job.optimizer, devices=options.devices, parallel=options.parallel(), schedule=job.schedule
     )
@@ -140,6 +156,8 @@ def _fit(
                 prefetch=options.prefetch,
                 evaluation=job.evaluation,
                 evaluate_every=options.evaluate_every or _steps_per_epoch(data, shape),
+                audit_every=options.audit_every,
+                on_divergence=options.on_divergence,
                 run=options.run or default_run_path("runs", run_name, now=datetime.now()),
                 progress=options.progress,
                 config=config,

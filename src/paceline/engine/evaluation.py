@@ -36,9 +36,10 @@ class EvaluationFunction:
                 self._program = jax.jit(lambda *args, valid: outcome_totals(self._run(function, *args), valid))
             return self._program(params, model_state, batch, rng, valid=valid)
 
-    def is_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array) -> bool:
+    def is_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array | jax.ShapeDtypeStruct) -> bool:
         """Whether the loss and every metric have one entry a row, so that padding can be left out.
 
+        Takes arrays or their shapes.
         Traces the evaluation once for each structure and shape of batch, not at every evaluation of a run.
         """
         key = signature(batch)
@@ -46,7 +47,7 @@ class EvaluationFunction:
             self._maskable[key] = self._trace_maskable(params, model_state, batch, rng)
         return self._maskable[key]
 
-    def _trace_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array) -> bool:
+    def _trace_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array | jax.ShapeDtypeStruct) -> bool:
         with user_code(f"the evaluation of task {self._task.name!r}"):
             function = self._bound(params, model_state, batch, rng)
             outcome = jax.eval_shape(lambda *args: self._run(function, *args), params, model_state, batch, rng)

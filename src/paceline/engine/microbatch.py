@@ -49,7 +49,7 @@ KeyOf = Callable[[Array, int], Array]
 
 def sum_rows(
     task: Task, parallel: Parallel, *, state: TrainState, batch: Any, valid: Array, key_of: KeyOf, parts: int,
-    place: Callable[[Any], Any] = lambda tree: tree,
+    place: Callable[[Any], Any] = lambda tree: tree, gather: Callable[[Any], Any] = lambda tree: tree,
 ) -> Sums:  # fmt: skip
     """Gradients, totals and model state over all rows that this program sees.
 
@@ -59,6 +59,7 @@ def sum_rows(
       key_of: the random key of a microbatch.
       parts: programs that share the global batch (K, or 1 under `global_view`).
       place: puts a sharding on the ``[n, b/n, ...]`` tree.
+      gather: makes split parameters whole, where the loss of each microbatch uses them.
     """
     count = parallel.accumulation
     params = state.params
@@ -67,7 +68,7 @@ def sum_rows(
     def one(model_state: Any, index: Array, rows: Any, mask: Array) -> tuple[Sums, Any]:
         sums = _microbatch(
             task, parallel, params=params, model_state=model_state, batch=rows, valid=mask,
-            key=key_of(index, mask.shape[0]), scale=scale, parts=parts * count,
+            key=key_of(index, mask.shape[0]), scale=scale, parts=parts * count, gather=gather,
         )  # fmt: skip
         means = batch_means(task.statistics, first=state.model_state, before=model_state, after=sums.model_state)
         return sums._replace(model_state=None, means=[]), (sums.model_state, means)
@@ -96,12 +97,12 @@ def _scan(one: Callable[..., Any], model_state: Any, batch: Any, valid: Array, c
 
 def _microbatch(
     task: Task, parallel: Parallel, *, params: Any, model_state: Any, batch: Any, valid: Array, key: Array,
-    scale: Array | float, parts: int,
+    scale: Array | float, parts: int, gather: Callable[[Any], Any],
 ) -> Sums:  # fmt: skip
     """Differentiate total / nominal weight of one microbatch. Parameters and gradients are float32."""
 
     def objective(params: Any) -> tuple[Array, tuple[dict[str, Totals], Any, Array]]:
-        compute_params = cast_floats(params, parallel.precision)
+        compute_params = gather(cast_floats(params, parallel.precision))
         outcome = task.loss(compute_params, model_state, cast_floats(batch, parallel.precision), key)
         sums = outcome_totals(outcome, valid)
         nominal = nominal_weight(outcome.loss, valid.shape[0]) * parts

@@ -17,6 +17,7 @@ ReduceDtype = Literal["float32", "bfloat16"]
 NonFinite = Literal["stop", "skip"]
 DropoutStream = Literal["global", "per_device", "shared"]
 BatchNorm = Literal["local", "synced"]
+Placement = Literal["replicated", "zero1", "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Parallel:
     Args:
       scheme: `global_view` (jit over sharded arrays), `per_device` (shard_map, one gradient reduction an update) or
         `pmap` (the classic form; its state carries a leading device axis).
+      placement: what the devices share instead of each holding a copy: `replicated`, nothing; `zero1`, the optimizer
+        state and the moving average; `fsdp`, the parameters too. Leaves that K does not divide stay whole. Not for
+        `pmap`.
       accumulation: microbatches n an update accumulates; the global batch must divide by K * n.
       precision: type of the computation. Parameters, optimizer state and sums stay float32. `float16` scales the loss
         dynamically.
@@ -53,6 +57,7 @@ class Parallel:
     batch_norm: BatchNorm | None = None
     ema_decay: float | None = None
     donate: bool = True
+    placement: Placement = "replicated"
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -64,6 +69,12 @@ class Parallel:
             raise _out_of_range("ema_decay", self.ema_decay, "in [0, 1), usually 0.99 to 0.9999")
         if self.scheme == "global_view":
             self._check_global_view()
+        if self.scheme == "pmap" and self.placement != "replicated":
+            raise SchemeError(
+                what=f"placement={self.placement!r} with scheme='pmap'",
+                why="there every device holds a full copy of the state by construction",
+                fix="use scheme='per_device' or 'global_view', or leave placement out",
+            )
 
     @property
     def synced_batch_norm(self) -> bool:
@@ -78,6 +89,7 @@ class Parallel:
             "nonfinite": NonFinite,
             "dropout": DropoutStream,
             "batch_norm": BatchNorm,
+            "placement": Placement,
         }
         for name, kind in choices.items():
             value = getattr(self, name)

@@ -55,7 +55,7 @@ def cast_floats(tree: Any, precision: Precision) -> Any:
     """The tree with its floating-point leaves in the compute type; float32 leaves everything as it is."""
     if precision == "float32":
         return tree
-    return jax.tree.map(lambda leaf: leaf.astype(precision) if _is_float(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf.astype(precision) if is_float(leaf) else leaf, tree)
 
 
 def master_params(params: Any) -> Any:
@@ -73,7 +73,7 @@ def master_params(params: Any) -> Any:
 
 
 def _master(name: str, leaf: Any) -> Any:
-    if not _is_float(leaf):
+    if not is_float(leaf):
         raise StateError(
             what=f"parameter {name!r} has dtype {getattr(leaf, 'dtype', type(leaf).__name__)}",
             why="only floating-point parameters have gradients",
@@ -82,5 +82,6 @@ def _master(name: str, leaf: Any) -> Any:
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _is_float(leaf: Any) -> bool:
+def is_float(leaf: Any) -> bool:
+    """Whether a leaf, an array or the shape of one, is of a floating-point type; keys and integers are not."""
     return jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating)

@@ -1,7 +1,7 @@
 """Sums and means over the ``data`` axis, for code that runs once a device.
 
-Owns: every reduction that a `per_device` or `pmap` step performs.
-Not here: the compiler's own reductions under `global_view`.
+Owns: every reduction and gather that a `per_device` or `pmap` step performs on its own rows.
+Not here: the compiler's own collectives under `global_view` and around split states.
 Invariant: one gradient reduction an update, whatever the number of microbatches; small values share one message.
 """
 
@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from paceline.engine.parallel import ReduceDtype
+from paceline.engine.placement import sharded_dim
 
 
 def sum_gradients(gradients: Any, axis: str, *, dtype: ReduceDtype | None) -> Any:
@@ -25,6 +27,33 @@ def sum_gradients(gradients: Any, axis: str, *, dtype: ReduceDtype | None) -> An
         return lax.psum(wire, axis).astype(leaf.dtype)
 
     return jax.tree.map(reduce, gradients)
+
+
+def scatter_gradients(gradients: Any, shardings: Any, *, axis: str, dtype: ReduceDtype | None) -> Any:
+    """As `sum_gradients`, but of a leaf whose sharding splits a dim each device gets its own part of the sum only.
+
+    Args:
+      shardings: for each leaf, how the sum is split over the axis (`placement.split_shardings`).
+    """
+
+    def reduce(leaf: Array, sharding: NamedSharding) -> Array:
+        dim = sharded_dim(sharding)
+        if dim is None:
+            return sum_gradients(leaf, axis, dtype=dtype)
+        wire = leaf if dtype is None else leaf.astype(dtype)
+        return lax.psum_scatter(wire, axis, scatter_dimension=dim, tiled=True).astype(leaf.dtype)
+
+    return jax.tree.map(reduce, gradients, shardings)
+
+
+def gather_leaves(tree: Any, shardings: Any, *, axis: str) -> Any:
+    """Whole leaves on every device, from this device's parts of those that a sharding splits."""
+
+    def gather(leaf: Array, sharding: NamedSharding) -> Array:
+        dim = sharded_dim(sharding)
+        return leaf if dim is None else lax.all_gather(leaf, axis, axis=dim, tiled=True)
+
+    return jax.tree.map(gather, tree, shardings)
 
 
 def sum_packed(tree: Any, axis: str) -> Any:

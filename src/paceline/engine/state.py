@@ -2,8 +2,8 @@
 
 Owns: the fields of the state, and its first value, made where it will live.
 Not here: how a step changes it (`engine.update`).
-Invariant: under `global_view` and `per_device` a leaf is replicated over the mesh; under `pmap` it has a leading device
-axis of size K, split over the mesh.
+Invariant: under `global_view` and `per_device` a leaf is replicated over the mesh, or split where the placement says so
+(`engine.placement`); under `pmap` it has a leading device axis of size K, split over the mesh.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from jax.sharding import Mesh
 
 from paceline.base.errors import StateError
 from paceline.engine.parallel import Parallel
+from paceline.engine.placement import is_placed, sharded_dim, state_shardings
 from paceline.engine.precision import LossScale, initial_loss_scale, master_params
 from paceline.engine.rng import base_key
 from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import replicated, split_rows
 
+_COPY = "copy it over: trainer.place(other_trainer.single(state))"
 _FIELDS = ("step", "skipped", "empty", "params", "model_state", "opt_state", "rng", "ema", "loss_scale")
 
 
@@ -79,9 +81,9 @@ def new_state(
 def place_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainState:
     """Copy a state without device axis to where the scheme keeps it. The given arrays stay the caller's."""
     if parallel.scheme != "pmap":
-        # Copied first: over several devices device_put aliases an array of one of them, may_alias=False or not.
-        copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, Array) else leaf, state)
-        return jax.device_put(copied, replicated(mesh), may_alias=False)
+        # Copied first: device_put aliases arrays of one of the devices and aligned numpy memory, whatever may_alias is.
+        copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, Array) else np.array(leaf), state)
+        return jax.device_put(copied, state_shardings(state, parallel=parallel, mesh=mesh), may_alias=False)
     program = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=split_rows(mesh))
     return program(state, num_devices=mesh.size)
 
@@ -92,9 +94,12 @@ def add_device_axis(state: Any, *, num_devices: int) -> Any:
 
 
 def drop_device_axis(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainState:
-    """The state as one device has it, replicated over the mesh; under `pmap` the copy of the first device."""
+    """The state as one device has it, replicated over the mesh; under `pmap` the copy of the first device.
+
+    Split leaves are gathered; those that are replicated already are the state's own arrays.
+    """
     if parallel.scheme != "pmap":
-        return state
+        return jax.device_put(state, replicated(mesh)) if is_placed(parallel, mesh) else state
     return jax.jit(_first_copy, out_shardings=replicated(mesh))(state)
 
 
@@ -123,7 +128,27 @@ def check_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> None:
         raise StateError(
             what=f"the state lives on {len(state.step.sharding.device_set)} devices, not on the trainer's {mesh.size}",
             why="another trainer made it",
-            fix="copy it over: trainer.place(other_trainer.single(state))",
+            fix=_COPY,
+        )
+
+
+def check_placement(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> None:
+    """Raise StateError naming the first leaf on the mesh that is whole where the step splits it, or the reverse.
+
+    Too slow for every step (microseconds a leaf). Shapes without a sharding, and arrays that are not on the mesh, pass.
+    """
+    wanted = jax.tree.leaves(state_shardings(state, parallel=parallel, mesh=mesh))
+    for (name, leaf), sharding in zip(named_leaves(state), wanted, strict=True):
+        held = getattr(leaf, "sharding", None)
+        if held is None or held.device_set != sharding.device_set or held.is_equivalent_to(sharding, leaf.ndim):
+            continue
+        dim = sharded_dim(sharding)
+        kept = "keeps it whole" if dim is None else f"splits it along dim {dim}"
+        raise StateError(
+            what=f"state leaf {name!r} of shape {leaf.shape} is held as {held.shard_shape(leaf.shape)} a device, but "
+            f"placement={parallel.placement!r} on {mesh.size} devices {kept}",
+            why="the state was made for another placement",
+            fix=_COPY,
         )
 
 

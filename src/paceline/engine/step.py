@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from paceline.base.errors import SchemeError
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.schemes import classic, global_view, per_device
-from paceline.engine.state import TrainState, check_device_axis
+from paceline.engine.state import TrainState, check_device_axis, check_placement
 from paceline.engine.update import StepSpec
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import outcome_is_maskable
@@ -51,10 +51,18 @@ class CompiledStep:
 
 
 class StepFunction:
-    """Compiles and caches the step of one `StepSpec`."""
+    """Compiles and caches the step of one `StepSpec`.
 
-    def __init__(self, spec: StepSpec) -> None:
+    Args:
+      spec: what the step is.
+      check: looks at the step before it is compiled for new shapes, and raises if it should not run. Called with this
+        object, state, batch and valid; it shares the trace (see `traced`) with the compilation.
+    """
+
+    def __init__(self, spec: StepSpec, *, check: Callable[..., None] | None = None) -> None:
         self.spec = dataclasses.replace(spec, task=scheme_task(spec))
+        self._check = check
+        self._functions: dict[Any, Callable[..., Any]] = {}
         self._compiled: dict[Any, CompiledStep] = {}
         self._in_flight: deque[StepMetrics] = deque()
         self._maskable: dict[Any, bool] = {}
@@ -66,7 +74,12 @@ class StepFunction:
 
     def __call__(self, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
         """One update; compiles if the shapes are new. Waits for the step `IN_FLIGHT` calls ago."""
-        state, metrics = self.compiled(state, batch, valid).call(state, batch, valid)
+        compiled = self.compiled(state, batch, valid)
+        try:
+            state, metrics = compiled.call(state, batch, valid)
+        except ValueError:  # of JAX, before anything runs, if an array lives elsewhere than the program takes it
+            self._check_placement(state)
+            raise
         self._in_flight.append(metrics)
         if len(self._in_flight) > IN_FLIGHT:
             self._in_flight.popleft().wait()
@@ -90,21 +103,35 @@ class StepFunction:
         with user_code(f"the loss of task {self.spec.task.name!r}"):
             return built.lower(state, batch, valid)  # pyright: ignore[reportFunctionMemberAccess]: jit and pmap both return an object with lower
 
-    def traced(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> jax.core.ClosedJaxpr:
-        """The jaxpr of the step, for checks that read it; under `per_device` and `pmap` it holds a `shard_map`."""
+    def traced(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> Any:
+        """The jaxpr of the step, for checks that read it; under `per_device` and `pmap` it holds a `shard_map`.
+
+        JAX keeps what a function was traced to as long as the function lives, and here it lives until it is compiled:
+        reading the jaxpr first and compiling then traces the user's code once.
+        """
         built = self._built(state, batch, valid)
         with user_code(f"the loss of task {self.spec.task.name!r}"):
             return jax.make_jaxpr(built)(state, batch, valid)
 
     def _built(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> Callable[..., Any]:
-        """The step as its scheme builds it, not traced yet."""
+        """The step as its scheme builds it; for the same shapes the same function, until it is compiled."""
+        key = signature((state, batch, valid))
+        if key not in self._functions:
+            self._functions[key] = self._build(state, batch)
+        return self._functions[key]
+
+    def _build(self, state: TrainState, batch: Any) -> Callable[..., Any]:
         check_device_axis(state, parallel=self.spec.parallel, num_devices=self.spec.mesh.size)
+        self._check_placement(state)
         spec = self.spec
         if spec.parallel.scheme == "global_view":
             key = jax.eval_shape(lambda: jax.random.key(0))
             arguments = (state.params, state.model_state, batch, key)
             spec = dataclasses.replace(spec, task=with_data_axis(spec.task, *arguments, fields=("loss",)))
-        return _BUILDERS[spec.parallel.scheme](spec)
+        return _BUILDERS[spec.parallel.scheme](spec, state)
+
+    def _check_placement(self, state: TrainState) -> None:
+        check_placement(state, parallel=self.spec.parallel, mesh=self.spec.mesh)
 
     def is_maskable(self, state: TrainState, batch: Any) -> bool:
         """Whether padding can be left out of the loss and of every metric; traces the loss once a shape of batch.
@@ -125,7 +152,10 @@ class StepFunction:
 
     def _compile(self, state: TrainState, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> CompiledStep:
         start = time.perf_counter()
+        if self._check is not None:
+            self._check(self, state, batch=batch, valid=valid)
         program = self.lowered(state, batch, valid).compile()
+        self._functions.pop(signature((state, batch, valid)))
         return CompiledStep(program, time.perf_counter() - start, program)
 
 

@@ -8,7 +8,7 @@ counters and the loss scale.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from paceline.engine.metrics import StepMetrics, pack
 from paceline.engine.microbatch import Sums
 from paceline.engine.parallel import Parallel
+from paceline.engine.placement import is_placed, split_shardings
 from paceline.engine.precision import next_loss_scale
 from paceline.engine.state import TrainState
 from paceline.tasks.task import Task
@@ -64,6 +65,21 @@ def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[Trai
         values["loss_scale"] = state.loss_scale.scale
     values |= {name: total.mean() for name, total in sums.totals.items() if name != "loss"}
     return next_state, pack(values, leaf_norms)
+
+
+def placed_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
+    """`apply_update` over global arrays under jit, each device on its part of every leaf that the placement splits.
+
+    The compiler adds what an optimizer needs of the other parts: for a global norm a sum of scalars, for a factored
+    moment a sum of rows. Parameters come out split; the output sharding of the step gathers those that are kept whole.
+    """
+    if not is_placed(spec.parallel, spec.mesh):
+        return apply_update(spec, state=state, sums=sums)
+    split = split_shardings(state.params, spec.mesh)
+    sums = sums._replace(gradients=lax.with_sharding_constraint(sums.gradients, split))
+    state = replace(state, params=lax.with_sharding_constraint(state.params, split))
+    next_state, metrics = apply_update(spec, state=state, sums=sums)
+    return replace(next_state, params=lax.with_sharding_constraint(next_state.params, split)), metrics
 
 
 def _has_weight(sums: Sums) -> Array:

@@ -61,8 +61,7 @@ def _names_axis(function: LossFunction, arguments: tuple[Any, ...]) -> bool:
     try:
         jax.eval_shape(function, *arguments)
     except NameError as error:
-        found = _UNBOUND.search(str(error))
-        return found is not None and found[1] == DATA_AXIS
+        return unbound_axis(error) == DATA_AXIS
     except Exception:  # whatever it is, it is reported where the step is compiled, with its place
         return False
     return False
@@ -78,12 +77,18 @@ def _bind(function: LossFunction) -> LossFunction:
     return bound
 
 
-def _axis_error(error: NameError) -> PacelineError | None:
+def unbound_axis(error: BaseException | None) -> str | None:
+    """The device axis that a program names and that does not exist where it runs, or None for any other error."""
     found = _UNBOUND.search(str(error))
-    if found is None:
+    return None if found is None else found[1]
+
+
+def _axis_error(error: NameError) -> PacelineError | None:
+    axis = unbound_axis(error)
+    if axis is None:
         return None
     return AxisNameError(
-        what=f"the task names a device axis {found[1]!r}; Paceline's axis is called {DATA_AXIS!r}",
+        what=f"the task names a device axis {axis!r}; Paceline's axis is called {DATA_AXIS!r}",
         why="a reduction over an axis that does not exist cannot be compiled",
         fix=f"use axis_name={DATA_AXIS!r} in the model, or leave axis_name out and set batch_norm='synced'",
     )
@@ -102,7 +107,17 @@ def _task_error(what: str, error: Exception, when: str) -> PacelineError:
 def _user_line(error: BaseException) -> str | None:
     """``file:line in function`` of the innermost frame outside Paceline and installed packages, if there is one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        foreign = "site-packages" in frame.filename or frame.filename.startswith((_OURS, "<frozen"))
-        if not foreign and "/lib/python" not in frame.filename:
+        if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return None
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a source file belongs to Paceline."""
+    return filename.startswith(_OURS)
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a source file is the user's own: not of Paceline, of an installed package or of Python."""
+    foreign = "site-packages" in filename or "/lib/python" in filename or filename.startswith("<frozen")
+    return not foreign and not is_ours(filename)

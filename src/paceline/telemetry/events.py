@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["step", "evaluation", "notice", "start", "end"]
+Kind = Literal["step", "evaluation", "audit", "notice", "start", "end"]
 NonFinite = Literal["nan", "inf", "-inf"]
 
 
@@ -24,8 +24,9 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that happened in a run.
 
     Args:
-      kind: ``step`` and ``evaluation`` carry values, ``notice`` a text; ``start`` and ``end`` bracket one recorder,
-        so a resumed run has several and a killed one lacks the last ``end``.
+      kind: ``step``, ``evaluation`` and ``audit`` carry values, ``notice`` a text, ``audit`` one if replicas differ;
+        ``start`` and ``end`` bracket one recorder, so a resumed run has several and a killed one lacks the last
+        ``end``.
       step: updates completed when it happened.
       time_s: Unix time [s] on the clock of the process that wrote it.
       values: numbers by metric key.

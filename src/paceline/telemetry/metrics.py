@@ -64,6 +64,12 @@ INPUT_WAIT_S = Metric("input/wait_s", "s", "Part of the step that waited for its
 INPUT_QUEUED_BATCHES = Metric("input/queued_batches", "batches", "Batches ready when the step asked for one.", "none")
 EVALUATE_LOSS = Metric("evaluate/loss", "", "Loss over every row of the evaluation set, each counted once.", "lower")
 EVALUATE_ROWS = Metric("evaluate/rows", "rows", "Rows that the evaluation counted.", "none")
+AUDIT_COMPARED_LEAVES = Metric(
+    "audit/compared_leaves", "leaves", "Leaves of the state whose replicas were compared.", "none"
+)
+AUDIT_DIFFERING_LEAVES = Metric(
+    "audit/differing_leaves", "leaves", "Leaves of the state whose replicas were not equal, bit for bit.", "lower"
+)
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
@@ -82,6 +88,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             INPUT_QUEUED_BATCHES,
             EVALUATE_LOSS,
             EVALUATE_ROWS,
+            AUDIT_COMPARED_LEAVES,
+            AUDIT_DIFFERING_LEAVES,
         )
     }
 )

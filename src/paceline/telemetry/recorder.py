@@ -37,6 +37,8 @@ class EventSink(Protocol):
 
     def evaluation(self, step: int, values: Mapping[str, SupportsFloat]) -> None: ...
 
+    def audit(self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None) -> None: ...
+
     def notice(self, step: int, text: str) -> None: ...
 
     def close(self, text: str | None = None) -> None: ...
@@ -107,6 +109,10 @@ class Recorder:
     def evaluation(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         """An evaluation after update ``step``."""
         self._record("evaluation", step, values)
+
+    def audit(self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None) -> None:
+        """A comparison of the replicas after update ``step``; ``text`` says what differs."""
+        self._record("audit", step, values, text)
 
     def notice(self, step: int, text: str) -> None:
         """Words for people: a checkpoint saved, an update skipped, a replica that drifted."""
@@ -185,6 +191,9 @@ class NullRecorder:
         """Keeps nothing."""
 
     def evaluation(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Keeps nothing."""
+
+    def audit(self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None) -> None:
         """Keeps nothing."""
 
     def notice(self, step: int, text: str) -> None:

@@ -12,8 +12,11 @@ from typing import Any
 import jax
 
 from paceline.base.units import format_count
+from paceline.engine.placement import placement_text, summarize_placement
+from paceline.engine.state import TrainState
 from paceline.engine.update import StepSpec
 from paceline.tasks.tree import named_leaves
+from paceline.train.audit import AuditOptions
 from paceline.train.batching import DataOptions, RunPlan
 
 _PACKAGES = ("paceline", "jax", "jaxlib", "numpy", "optax", "flax", "equinox")
@@ -31,12 +34,13 @@ def versions() -> dict[str, str]:
 
 
 def run_document(
-    spec: StepSpec, *, options: DataOptions, plan: RunPlan, params: Any, batch: int, first_step: int,
-    config: Mapping[str, Any],
+    spec: StepSpec, *, options: DataOptions, plan: RunPlan, state: TrainState, batch: int, first_step: int,
+    config: Mapping[str, Any], audit: AuditOptions,
 ) -> dict[str, Any]:  # fmt: skip
-    """The content of ``run.json``: config, versions, devices, scheme, counts."""
+    """The content of ``run.json``: config, versions, devices, scheme, placement, counts."""
     devices = list(spec.mesh.devices.flat)
-    leaves = named_leaves(params)
+    leaves = named_leaves(state.params)
+    fields = summarize_placement(state, parallel=spec.parallel, mesh=spec.mesh)
     # Under pmap a leaf holds one copy a device.
     copies = len(devices) if spec.parallel.scheme == "pmap" else 1
     return {
@@ -44,7 +48,12 @@ def run_document(
         "command": sys.argv,
         "config": dict(config),
         "parallel": dataclasses.asdict(spec.parallel),
+        "placement": {
+            "summary": placement_text(fields, placement=spec.parallel.placement, num_devices=len(devices)),
+            "fields": [dataclasses.asdict(field) for field in fields],
+        },
         "data": dataclasses.asdict(options),
+        "audit": dataclasses.asdict(audit),
         "devices": {
             "count": len(devices),
             "platform": devices[0].platform,
@@ -75,9 +84,10 @@ def header_lines(document: Mapping[str, Any]) -> list[str]:
     if counts["dropped_per_epoch"]:
         steps += f" with {format_count(counts['dropped_per_epoch'], 'row')} dropped"
     accumulated = f" in {parallel['accumulation']} microbatches" if parallel["accumulation"] > 1 else ""
+    placement = "" if parallel["placement"] == "replicated" else f", {parallel['placement']},"
     return [
         f"{document['task']}: {format_count(counts['parameters'], 'parameter')}, {parallel['precision']}, "
-        f"scheme {parallel['scheme']} on {devices['count']} x {devices['kind']}",
+        f"scheme {parallel['scheme']}{placement} on {devices['count']} x {devices['kind']}",
         f"batch {counts['global_batch']:,} = {devices['count']} x {counts['per_device_batch']:,} rows"
         f"{accumulated}; {steps}",
     ]

@@ -27,11 +27,12 @@ from paceline.base.units import format_count, format_duration
 from paceline.data.batch import HostBatch
 from paceline.data.feed import Feed
 from paceline.engine.parallel import Parallel
-from paceline.engine.state import TrainState
+from paceline.engine.state import TrainState, check_placement
 from paceline.engine.step import CompiledStep, StepFunction
 from paceline.telemetry.folder import RunFolder
 from paceline.telemetry.progress import Mode, Progress, choose_progress
 from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
+from paceline.train.audit import AuditOptions, RunAudits
 from paceline.train.batching import DataOptions, RunPlan, plan_run, refuse_padding
 from paceline.train.describe import header_lines, run_document
 from paceline.train.evaluate import Evaluation
@@ -52,6 +53,7 @@ class FitOptions:
     run: str | os.PathLike[str] | None = None
     progress: Mode = "none"
     config: Mapping[str, Any] = field(default_factory=dict)
+    audit: AuditOptions = field(default_factory=AuditOptions)
 
 
 StartEvaluation = Callable[..., Evaluation | None]
@@ -71,6 +73,7 @@ class Fit:
         start_s = time.perf_counter()
         first_step, skipped = scalar(state.step), scalar(state.skipped)
         _check_not_halted(self.step.spec.parallel, skipped)
+        check_placement(state, parallel=self.step.spec.parallel, mesh=self.step.spec.mesh)
         plan = self.plan(data, options, first_step=first_step)
         with ExitStack() as stack:
             feed = stack.enter_context(Feed(plan.host_batches, self._place(state), depth=options.data.prefetch))
@@ -81,8 +84,8 @@ class Fit:
                 NullRecorder() if folder is None else Recorder(folder, first_step=first_step)
             )
             document = run_document(
-                self.step.spec, options=options.data, plan=plan, params=state.params, batch=first.valid.size,
-                first_step=first_step, config=options.config,
+                self.step.spec, options=options.data, plan=plan, state=state, batch=first.valid.size,
+                first_step=first_step, config=options.config, audit=options.audit,
             )  # fmt: skip
             if folder is not None:
                 folder.write_run(document)
@@ -104,7 +107,7 @@ class Fit:
                 raise
             finally:
                 report = _report(
-                    loop.result, plan, document, recorder=recorder, compile_s=compile_s,
+                    loop.result, plan, document, audits=loop.audits, recorder=recorder, compile_s=compile_s,
                     total_s=time.perf_counter() - start_s, skipped_before=skipped, folder=folder,
                 )  # fmt: skip
                 recorder.close(report.stopped)
@@ -165,9 +168,17 @@ class Fit:
             evaluate_every=options.evaluate_every,
             num_steps=plan.num_steps,
             epoch_at=plan.epoch_at,
+            audits=self._audits(options.audit, recorder=recorder, progress=progress),
             result=result,
             guard=guard,
         )
+
+    def _audits(self, options: AuditOptions, *, recorder: EventSink, progress: Progress) -> RunAudits:
+        spec = self.step.spec
+        return RunAudits(
+            options, num_devices=spec.mesh.size, device_axis=spec.parallel.scheme == "pmap",
+            donate=spec.parallel.donate, recorder=recorder, progress=progress,
+        )  # fmt: skip
 
     def _evaluate(
         self, options: FitOptions, state: TrainState, step: int, stop: Callable[[], bool]
@@ -242,8 +253,8 @@ def _first_batch(feed: Feed[PlacedBatch]) -> PlacedBatch:
 
 
 def _report(
-    result: LoopResult, plan: RunPlan, document: Mapping[str, Any], *, recorder: EventSink, compile_s: float,
-    total_s: float, skipped_before: int, folder: RunFolder | None,
+    result: LoopResult, plan: RunPlan, document: Mapping[str, Any], *, audits: RunAudits, recorder: EventSink,
+    compile_s: float, total_s: float, skipped_before: int, folder: RunFolder | None,
 ) -> Report:  # fmt: skip
     counts = document["counts"]
     speed = result.clock.summary()
@@ -256,6 +267,7 @@ def _report(
     return Report(
         task=document["task"],
         scheme=document["parallel"]["scheme"],
+        placement=document["placement"]["summary"],
         devices=document["devices"]["count"],
         global_batch=counts["global_batch"],
         per_device_batch=counts["per_device_batch"],
@@ -274,8 +286,9 @@ def _report(
         input_wait_share=speed.input_wait_share,
         final=result.values,
         evaluation=result.evaluation,
+        audit=audits.report(),
         stopped=stopped,
-        notices=tuple(_notices(result, plan, recorder)),
+        notices=(*_notices(result, plan, recorder), *audits.notices()),
         run_folder=None if folder is None else str(folder.path),
     )
 

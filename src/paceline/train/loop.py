@@ -29,6 +29,7 @@ from paceline.telemetry.metrics import (
 from paceline.telemetry.progress import Progress, ProgressState
 from paceline.telemetry.recorder import EventSink
 from paceline.telemetry.summary import StepClock
+from paceline.train.audit import RunAudits
 from paceline.train.evaluate import Evaluation
 from paceline.train.interrupt import InterruptGuard
 from paceline.train.nonfinite import must_stop, nonfinite_error
@@ -82,6 +83,7 @@ class Loop:
       evaluate_every: updates between evaluations; one follows the last step too.
       num_steps: updates planned, None when the data decides.
       epoch_at: passes over the data after so many steps.
+      audits: compares the replicas of the state before, between and after the steps.
     """
 
     call: Step
@@ -94,6 +96,7 @@ class Loop:
     evaluate_every: int | None
     num_steps: int | None
     epoch_at: Callable[[int], float | None]
+    audits: RunAudits
     result: LoopResult
     guard: InterruptGuard
     pending: deque[Pending] = field(default_factory=deque)
@@ -106,6 +109,7 @@ class Loop:
         result = self.result
         follows_step = False
         last_evaluated = -1
+        self.audits.begin(state, result.step)
         for batch, wait_s in self._batches(first):
             state, metrics = self.call(state, batch.data, batch.valid)
             self.state = state
@@ -115,7 +119,8 @@ class Loop:
             self.pending.append(Pending(result.step, metrics, batch, wait_s, queued, follows_step))
             follows_step = True
             self._collect(keep=AHEAD)
-            if result.stopped or result.failure:
+            self.state = state = self.audits.after_step(state, result.step, finished=result.step - AHEAD)
+            if result.stopped or result.failure or self.audits.error:
                 break
             if self.evaluate and self.evaluate_every and result.step % self.evaluate_every == 0:
                 # The steps in flight are looked at after the evaluation: their times would hold it.
@@ -127,6 +132,9 @@ class Loop:
                 result.stopped = "interrupted"
                 break
         self._collect(keep=0)
+        if not result.failure:
+            self.state = state = self.audits.finish(state, result.step)
+            result.failure = self.audits.error
         if self.evaluate and not self.guard.asked and not result.failure and last_evaluated != result.step:
             self._evaluate(state)
         self._collect_evaluations(wait=True)

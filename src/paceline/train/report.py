@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.base.units import format_count, format_duration, format_percent, format_rate
+from paceline.train.audit import AuditReport
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Report:
     Args:
       task: the task's name.
       scheme: how the step ran.
+      placement: what the devices share, with the leaves that could not be split (``replicated`` if nothing is).
       devices: K.
       global_batch: rows B of an update.
       per_device_batch: B/K.
@@ -40,6 +42,7 @@ class Report:
       input_wait_share: share of the time that steps waited for a batch.
       final: values of the last step by metric key.
       evaluation: values of the last evaluation by metric key.
+      audit: what the comparisons of replicas came to; None on one device or without audits.
       stopped: why the run ended early (``interrupted``, ``callback``, ``the data ended``, or the error), or None.
       notices: what the reader should know, as sentences.
       run_folder: where events and report are, or None.
@@ -47,6 +50,7 @@ class Report:
 
     task: str
     scheme: str
+    placement: str
     devices: int
     global_batch: int
     per_device_batch: int
@@ -65,6 +69,7 @@ class Report:
     input_wait_share: float
     final: Mapping[str, float] = field(default_factory=dict)
     evaluation: Mapping[str, float] = field(default_factory=dict)
+    audit: AuditReport | None = None
     stopped: str | None = None
     notices: tuple[str, ...] = ()
     run_folder: str | None = None
@@ -79,6 +84,7 @@ class Report:
         skipped = f", {format_count(self.skipped_updates, 'update')} left out" if self.skipped_updates else ""
         rows = [
             ("task", f"{self.task}, scheme {self.scheme} on {format_count(self.devices, 'device')}"),
+            ("placement", "" if self.placement == "replicated" else self.placement),
             ("batch", self._batch()),
             ("steps", f"{self.steps:,}{epochs}{skipped}" + (f", ended early: {self.stopped}" if self.stopped else "")),
             ("rows", f"{self.rows_seen:,} seen, {self.rows_dropped:,} dropped"),
@@ -87,6 +93,7 @@ class Report:
             ("time", f"{format_duration(self.total_s)}, of it compiling {format_duration(self.compile_s)}"),
             ("training", _values(self.final)),
             ("evaluation", _values(self.evaluation)),
+            ("replicas", "" if self.audit is None else str(self.audit)),
             ("run folder", self.run_folder or ""),
         ]
         lines = [f"{label:<11} {text}" for label, text in rows if text]

@@ -7,6 +7,7 @@ Invariant: one trainer compiles one program for each shape of batch, over all it
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +18,30 @@ import numpy as np
 import optax
 
 from paceline.base.errors import StateError, TaskError
+from paceline.check.replication import check_step
 from paceline.data.batch import Remainder
 from paceline.data.feed import Feed
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
+from paceline.engine.placement import param_shardings, state_shardings
 from paceline.engine.rng import base_key
-from paceline.engine.state import TrainState, add_device_axis, check_state, drop_device_axis, new_state, place_state
+from paceline.engine.state import (
+    TrainState,
+    add_device_axis,
+    check_state,
+    drop_device_axis,
+    new_state,
+    place_state,
+)
 from paceline.engine.step import StepFunction
 from paceline.engine.update import Schedule, StepSpec
 from paceline.engine.usercode import user_code
 from paceline.tasks.task import Initial, Task
 from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
-from paceline.topology.mesh import data_mesh, replicated, split_rows
+from paceline.topology.mesh import data_mesh, replicated
+from paceline.train.audit import AuditOptions, OnDivergence
 from paceline.train.batching import DataOptions, refuse_padding
 from paceline.train.evaluate import Evaluation, Evaluator
 from paceline.train.fit import Fit, FitOptions, scalar
@@ -79,7 +90,7 @@ class Trainer:
         self.mesh = data_mesh(choose_devices(devices))
         self.parallel = parallel or Parallel()
         spec = StepSpec(task, optimizer, self.parallel, self.mesh, schedule)
-        self._step = StepFunction(spec)
+        self._step = StepFunction(spec, check=check_step)
         self.spec = self._step.spec
         self._placer = Placer(self.parallel, self.mesh)
         self._evaluator = Evaluator(
@@ -110,8 +121,9 @@ class Trainer:
         make = functools.partial(new_state, self.spec.optimizer, self.parallel, seed=seed)
         if params is not None:
             given = jax.tree.map(_as_array, (params, {} if model_state is None else model_state))
+            places = (param_shardings(given[0], parallel=self.parallel, mesh=self.mesh), replicated(self.mesh))
             # As inputs, not as constants of the program: large constants are slow to compile.
-            inputs = jax.device_put(given, replicated(self.mesh), may_alias=False)
+            inputs = jax.device_put(given, places, may_alias=False)
             return self._make(lambda params, model_state: make(params=params, model_state=model_state), *inputs)
         task = self.spec.task
         if task.init is None:
@@ -126,19 +138,17 @@ class Trainer:
         """Run `make` as one program whose outputs are born where they will live."""
         classic = self.parallel.scheme == "pmap"
         add_axis = functools.partial(add_device_axis, num_devices=self.num_devices)
-        program = jax.jit(
-            (lambda *inputs: add_axis(make(*inputs))) if classic else make,
-            out_shardings=split_rows(self.mesh) if classic else replicated(self.mesh),
-        )
+        made = (lambda *inputs: add_axis(make(*inputs))) if classic else make
         with user_code(f"the init of task {self.spec.task.name!r}", when="to trace it"):
-            return program(*inputs)
+            places = state_shardings(jax.eval_shape(made, *inputs), parallel=self.parallel, mesh=self.mesh)
+            return jax.jit(made, out_shardings=places)(*inputs)
 
     def place(self, state: TrainState) -> TrainState:
         """A state without device axis, for example one from the host, copied to where this trainer keeps states."""
         return place_state(state, parallel=self.parallel, mesh=self.mesh)
 
     def single(self, state: TrainState) -> TrainState:
-        """The state as one device has it: without the device axis of `pmap`, replicated over the mesh."""
+        """The state as one device has it: without the device axis of `pmap`, every leaf whole on every device."""
         return drop_device_axis(state, parallel=self.parallel, mesh=self.mesh)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:
@@ -149,7 +159,7 @@ class Trainer:
           batch: leaves ``[B, ...]`` on the host, B a multiple of K times the accumulation; or a batch of `feed`.
         Returns: the next state and the step's numbers, which the devices may still be computing.
         Raises: BatchSizeError, DataError: rows that do not split, or padding for a model with state. TaskError,
-          LossError, StateError: the task cannot be traced.
+          LossError, StateError: the task cannot be traced. ReplicationError: devices would get different states.
         """
         check_state(state, parallel=self.parallel, mesh=self.mesh)
         placed = batch if isinstance(batch, PlacedBatch) else self._placer.user_batch(batch)
@@ -212,6 +222,8 @@ class Trainer:
         prefetch: int = 2,
         evaluation: Any = None,
         evaluate_every: int | None = None,
+        audit_every: int = 500,
+        on_divergence: OnDivergence = "stop",
         callbacks: Sequence[Callback] = (),
         run: str | os.PathLike[str] | None = None,
         progress: Mode = "none",
@@ -227,6 +239,7 @@ class Trainer:
           remainder: rows that do not fill a batch are dropped and counted, padded with zero weight, or refused.
           prefetch: batches made ahead.
           evaluation: data for `evaluate`, after the last step and every `evaluate_every` updates.
+          audit_every, on_divergence: how often replicas are compared, and what a difference leads to: `AuditOptions`.
           callbacks: called with (step, values) for each finished step and evaluation; True ends the run.
           run: folder for ``run.json``, events and ``report.json``; must not exist or be empty.
           progress: what the terminal shows: ``auto``, ``rich``, ``plain`` or ``none``.
@@ -235,9 +248,9 @@ class Trainer:
         Raises:
           Interrupted: Ctrl-C; carries state and report.
           Whatever the data or a callback raises: the exception has an attribute `state`, the state after the last step.
-          NonFiniteError, DataError: a step was not finite and the policy is to stop; `state` of the error is the last
-            good state.
-          BatchSizeError, OptionError, RunFolderError, TaskError, LossError: as their names say, before the first step.
+          NonFiniteError, DataError: a step was not finite and the policy is to stop. ReplicaError: devices do not hold
+            the same state. `state` of the error is the last good state, of a ReplicaError the last one.
+          BatchSizeError, OptionError, RunFolderError, TaskError, LossError, ReplicationError: before the first step.
           StateError: a state that a step used up, or that no step would update.
         """
         options = FitOptions(
@@ -248,11 +261,12 @@ class Trainer:
             run=run,
             progress=progress,
             config=config or {},
+            audit=AuditOptions(audit_every, on_divergence),
         )
         check_state(state, parallel=self.parallel, mesh=self.mesh)
         if evaluation is not None:
             repeated = evaluate_every is not None
-            self._evaluator.check(self.single(state), evaluation, batch=batch, repeated=repeated)
+            self._evaluator.check(self._evaluated(state, use_ema=False), evaluation, batch=batch, repeated=repeated)
         return self._fit.run(state, data, options=options)
 
     def _start_evaluation(
@@ -271,7 +285,13 @@ class Trainer:
                 why="there is nothing to evaluate",
                 fix="train with Parallel(ema_decay=0.999), or leave use_ema out",
             )
-        return self._evaluator.start(self.single(state), data, batch=batch, step=step, use_ema=use_ema, stop=stop)
+        evaluated = self._evaluated(state, use_ema=use_ema)
+        return self._evaluator.start(evaluated, data, batch=batch, step=step, use_ema=use_ema, stop=stop)
+
+    def _evaluated(self, state: TrainState, *, use_ema: bool) -> TrainState:
+        """What an evaluation reads, as one device has it: nothing else is gathered."""
+        unread = {"opt_state": None, "loss_scale": None, "params" if use_ema else "ema": None}
+        return self.single(dataclasses.replace(state, **unread))
 
 
 def _initial(task: Task, seed: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -13,8 +14,12 @@ from paceline.engine.update import StepSpec
 from paceline.topology.mesh import DATA_AXIS
 
 
-def build(spec: StepSpec) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """The step ``(state [K, ...], batch [K, B/K, ...], valid [K, B/K]) -> (state [K, ...], metrics)``."""
+def build(spec: StepSpec, state: Any) -> Callable[..., tuple[TrainState, StepMetrics]]:
+    """The step ``(state [K, ...], batch [K, B/K, ...], valid [K, B/K]) -> (state [K, ...], metrics)``.
+
+    Every leaf of the state has one layout here, so `state` is not read.
+    """
+    del state
     return jax.pmap(
         local_step(spec),
         axis_name=DATA_AXIS,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from paceline.engine.metrics import StepMetrics
-from paceline.engine.microbatch import KeyOf, sum_rows
+from paceline.engine.microbatch import KeyOf, Sums, sum_rows
 from paceline.engine.reduce import sum_gradients, sum_packed
 from paceline.engine.rng import positional_key, step_key
 from paceline.engine.state import TrainState
@@ -34,6 +34,18 @@ def local_step(spec: StepSpec) -> LocalStep:
 
 
 def _step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
+    reduce = functools.partial(sum_gradients, axis=DATA_AXIS, dtype=spec.parallel.reduce_dtype)
+    sums = reduced_sums(spec, state=state, batch=batch, valid=valid, reduce=reduce)
+    return apply_update(spec, state=state, sums=sums)
+
+
+def reduced_sums(spec: StepSpec, *, state: TrainState, batch: Any, valid: Array, reduce: Callable[[Any], Any]) -> Sums:
+    """Sums over all rows of the global batch, from one device's rows; call with axis ``data`` bound.
+
+    Args:
+      state: with whole parameters; optimizer state and moving average are not read.
+      reduce: sums the tree of gradients over the axis.
+    """
     num_devices = spec.mesh.size
     statistics = () if spec.parallel.synced_batch_norm else spec.task.statistics
     if num_devices > 1 and not spec.parallel.synced_batch_norm:
@@ -44,10 +56,9 @@ def _step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[
     )  # fmt: skip
     means = sums.means if statistics else []
     model_state = merge_model_state(sums.model_state, means, statistics=statistics, axis=DATA_AXIS)
-    gradients = sum_gradients(sums.gradients, DATA_AXIS, dtype=spec.parallel.reduce_dtype)
+    gradients = reduce(sums.gradients)
     totals = sum_packed(sums.totals, DATA_AXIS)
-    reduced = sums._replace(gradients=gradients, totals=totals, model_state=model_state)
-    return apply_update(spec, state=state, sums=reduced)
+    return Sums(gradients, totals, model_state, means=[], nominal=sums.nominal)
 
 
 def _key_of(spec: StepSpec, state: TrainState, rows: int) -> KeyOf:
