@@ -1,0 +1,109 @@
+"""A step written by hand against the one-device loss of its task.
+
+Owns: for which K it is run; what it is compared with; the causes behind a difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from paceline.check.parity import causes, tolerance
+from paceline.check.parity.cases import Grid, Skipped
+from paceline.check.parity.causes import Culprit
+from paceline.check.parity.faults import UPDATE_KINDS, Seen, drift_culprits, name_faults
+from paceline.check.parity.handwritten import HandwrittenStep, StepRun
+from paceline.check.parity.probes import task_culprits
+from paceline.check.parity.problem import Problem
+from paceline.check.parity.reference import Reference, Split
+from paceline.check.parity.report import Result, Verification
+from paceline.check.parity.task_run import against, setting
+from paceline.check.parity.tolerance import Tolerances
+from paceline.check.parity.trace import Trace, worst
+
+_KEY_CAUSES = {
+    "shared": causes.KEY_SHARED,
+    "reused": causes.KEY_EVERY_STEP,
+    "same_on_devices": causes.SAME_MASK,
+    "depends_on_devices": causes.MASK_CHANGES,
+}
+
+
+def verify_step(problem: Problem, step: HandwrittenStep, *, grid: Grid) -> Verification:
+    """Run the step on every K that it can be run on, in float64 and in the precision of the problem.
+
+    Raises: TaskError, AxisNameError: the step cannot be run.
+    """
+    skipped: list[Skipped] = []
+    if not step.takes_mask(problem.batches[0].rows):
+        skipped.append(Skipped("an uneven batch", f"{step.name!r} takes no argument `valid`, the mask of its rows"))
+        full = tuple(batch._replace(valid=np.ones_like(batch.valid)) for batch in problem.batches)
+        problem = dataclasses.replace(problem, batches=full)
+    results: list[Result] = []
+    with jax.enable_x64(True):
+        wide = problem.widened()
+        culprits = list(task_culprits(wide, Reference(wide)))
+        rights: list[tuple[Seen, Trace]] = []
+        for run in _runs(wide, step, grid, skipped):
+            seen, right = _run(wide, run)
+            rights.append((seen, right))
+            results.append(_result(step, seen, right, tolerance.exact(), precision="float64"))
+            culprits += _culprits(wide, run, seen, right, equal=results[-1].verdict == "equal")
+    for wide_seen, right in rights:
+        seen = StepRun(problem, step, devices=wide_seen.devices).run()
+        rounded = Reference(problem, wide_seen.split).run()
+        limits = tolerance.own(problem.parallel, rounded=rounded, wide=right)
+        results.append(_result(step, seen, rounded, limits, precision=problem.parallel.precision))
+    return Verification(
+        subject=f"{step.name} against {problem.task.name}",
+        setting=setting(problem, grid),
+        results=tuple(results),
+        skipped=tuple(skipped),
+        culprits=causes.merged(culprits),
+    )
+
+
+def _runs(problem: Problem, step: HandwrittenStep, grid: Grid, skipped: list[Skipped]) -> list[StepRun]:
+    """One run for each K; a step that holds its own mesh has one K."""
+    runs: dict[int, StepRun] = {}
+    for count in grid.devices:
+        if count > jax.device_count():
+            skipped.append(Skipped(f"K = {count}", f"there are {jax.device_count()} devices"))
+            continue
+        run = StepRun(problem, step, devices=count)
+        if run.devices != count:
+            skipped.append(Skipped(f"K = {count}", f"the mesh of {step.name!r} has {run.devices} devices"))
+        runs.setdefault(run.devices, run)
+    return list(runs.values())
+
+
+def _run(problem: Problem, run: StepRun) -> tuple[Seen, Trace]:
+    """What the step did, and the right answer nearest to it: with model state, BatchNorm may be synced or local."""
+    seen = run.run()
+    splits = [Split(), Split(groups=run.devices)] if problem.has_model_state else [Split()]
+    answers = [(split, Reference(problem, split).run()) for split in splits]
+    split, right = min(answers, key=lambda answer: worst(seen.trace, answer[1], kinds=UPDATE_KINDS).value)
+    return seen._replace(split=split), right
+
+
+def _result(step: HandwrittenStep, seen: Seen, right: Trace, limits: Tolerances, *, precision: str) -> Result:
+    most = limits.farthest(seen.trace, right)
+    return Result(
+        step.name, seen.devices, None, precision, most, limits.limit(most.leaf), drifting=seen.drifting,
+        note=against(seen.split),
+    )  # fmt: skip
+
+
+def _culprits(problem: Problem, run: StepRun, seen: Seen, right: Trace, *, equal: bool) -> list[Culprit]:
+    found = [
+        Culprit(_KEY_CAUSES[finding.kind], ", ".join(dict.fromkeys(finding.where)))
+        for finding in run.key_findings()
+        if finding.kind != "reused" or any(shape[:1] == (problem.rows // seen.devices,) for shape in finding.shapes)
+    ]
+    if not equal:
+        found += name_faults(problem, seen=seen, right=right) or drift_culprits(seen.drifting)
+    if not found:  # numbers may agree by chance, as they do if all devices have the same rows
+        found += drift_culprits(tuple(drift.leaf for drift in run.drifting()))
+    return found if found or equal else [Culprit(causes.UNKNOWN, f"K = {seen.devices}")]

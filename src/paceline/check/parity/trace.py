@@ -1,0 +1,114 @@
+"""What a few updates came to, as named arrays on the host, and how far two such traces are apart.
+
+Owns: the names of what is compared, the measure of deviation.
+Invariant: a deviation of 0 means equal values; that of NaN from a number is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paceline.tasks.tree import named_leaves
+
+Values = Mapping[str, np.ndarray]
+"""One update by name: ``loss``, ``gradient.w``, ``opt_state.0.mu.w``, ``model_state.bn.mean``, ``metrics.accuracy``."""
+
+Trace = Sequence[Values]
+"""One entry an update."""
+
+KINDS = ("loss", "gradient", "params", "opt_state", "model_state", "ema", "metrics")
+
+EXACT_FLOOR, ROUNDED_FLOOR = 1e-6, 1e-2
+"""A leaf is measured against its own largest value, but not less than this share of the largest of its kind: the
+gradient of a bias in front of BatchNorm is 0, and what two programs make of that is rounding. The first is for float64,
+the second for the task's own precision, where a sum of large terms that cancel is mostly rounding too."""
+
+
+class Deviation(NamedTuple):
+    """The largest relative deviation and where it is."""
+
+    value: float
+    leaf: str
+    update: int
+
+
+def flatten(**kinds: Any) -> dict[str, np.ndarray]:
+    """Named host arrays of trees: ``flatten(params={"w": w})`` is ``{"params.w": ...}``; None is left out."""
+    found: dict[str, np.ndarray] = {}
+    for kind, tree in kinds.items():
+        for name, leaf in named_leaves(tree):
+            found[kind if name == "(whole)" else f"{kind}.{name}"] = words(leaf)
+    return found
+
+
+def words(leaf: Any) -> np.ndarray:
+    """The leaf in numpy; of a typed key its words."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def kind_of(name: str) -> str:
+    """``gradient`` of ``gradient.w``."""
+    return name.partition(".")[0]
+
+
+def deviations(observed: Trace, wanted: Trace, *, floor: float = EXACT_FLOOR) -> Iterator[Deviation]:
+    """Deviation of every leaf of `wanted` at every update; a leaf that `observed` lacks is not compared."""
+    for update, (seen, right) in enumerate(zip(observed, wanted, strict=True), start=1):
+        scales = _scales(right)
+        for name, expected in right.items():
+            if name in seen:
+                least = floor * scales.get(kind_of(name), 0.0)
+                yield Deviation(_distance(seen[name], expected, least=least), name, update)
+
+
+def worst(observed: Trace, wanted: Trace, *, kinds: Sequence[str] = KINDS) -> Deviation:
+    """The largest deviation among leaves of these kinds; infinite if there is nothing to compare."""
+    found = [deviation for deviation in deviations(observed, wanted) if kind_of(deviation.leaf) in kinds]
+    return max(found, key=lambda deviation: deviation.value, default=Deviation(np.inf, "nothing", 0))
+
+
+def worst_by_kind(observed: Trace, wanted: Trace, *, floor: float = EXACT_FLOOR) -> dict[str, Deviation]:
+    """The largest deviation of each kind."""
+    found: dict[str, Deviation] = {}
+    for deviation in deviations(observed, wanted, floor=floor):
+        kind = kind_of(deviation.leaf)
+        if kind not in found or deviation.value > found[kind].value:
+            found[kind] = deviation
+    return found
+
+
+def _scales(values: Values) -> dict[str, float]:
+    """The largest value of each kind."""
+    scales: dict[str, float] = {}
+    for name, leaf in values.items():
+        if _is_float(leaf) and leaf.size:
+            kind = kind_of(name)
+            scales[kind] = max(scales.get(kind, 0.0), float(np.abs(_wide(leaf)).max()))
+    return scales
+
+
+def _distance(seen: np.ndarray, expected: np.ndarray, *, least: float) -> float:
+    if seen.shape != expected.shape:
+        return np.inf
+    if not expected.size or np.array_equal(seen, expected):
+        return 0.0
+    if not _is_float(expected):
+        return np.inf
+    a, b = _wide(seen), _wide(expected)
+    scale = max(float(np.abs(b).max()), least)
+    distance = float(np.abs(a - b).max()) / scale if scale else np.inf
+    return distance if np.isfinite(distance) else np.inf
+
+
+def _is_float(leaf: np.ndarray) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _wide(leaf: np.ndarray) -> np.ndarray:
+    return leaf.astype(np.float64)
