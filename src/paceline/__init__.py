@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline import check as check
     from paceline.base.errors import PacelineError as PacelineError
+    from paceline.check.parity.verify import verify as verify
     from paceline.data.source import rows as rows
     from paceline.data.source import stream as stream
     from paceline.engine.parallel import Parallel as Parallel
@@ -55,13 +57,18 @@ _HOMES = {
     "stream": "paceline.data.source",
     "simulate_devices": "paceline.topology.devices",
     "task": "paceline.tasks.task",
+    "verify": "paceline.check.parity.verify",
 }
 
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]: the names are those imported above
+_PACKAGES = ("check",)
+
+__all__ = sorted([*_HOMES, *_PACKAGES])  # pyright: ignore[reportUnsupportedDunderAll]: the names are those imported above
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"paceline.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -99,7 +99,7 @@ def parse_options(
     return parsed["run"], parsed[title]
 
 
-def make_job(recipe: Recipe, recipe_options: Any, shape: RunShape) -> Job:
+def make_job(recipe: Recipe, recipe_options: Any, *, shape: RunShape) -> Job:
     """The job; what the user's code raises becomes an error that names their line."""
     with user_code(f"task {recipe.name!r}", when="to make the job"):
         return recipe.make_job(recipe_options, shape)

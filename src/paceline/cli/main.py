@@ -21,12 +21,15 @@ from paceline.base.exits import INTERRUPTED
 
 COMMANDS = {
     "train": "train a recipe or your own task on all devices",
+    "verify": "prove that K devices compute what one would, or name the cause",
+    "doctor": "before a run: what would go wrong, in order, with the fix",
 }
 
 _EXAMPLES = """\
 examples:
   paceline train image --simulate 4        a shipped recipe on 4 simulated CPU devices
   paceline train my_task.py --batch 1024   your own task on all devices
+  paceline doctor my_task.py --batch 1024  what would go wrong, before it does
   paceline train image --help              every option"""
 
 
