@@ -19,7 +19,7 @@ def blocks(document: str) -> list[tuple[str | None, str]]:
     return [(found["file"], found["code"]) for found in _BLOCK.finditer(text)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tasks.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/tasks.md", "docs/verify.md"])
 def test_the_examples_of_a_document_run_in_order(document, capsys):
     """The blocks of one document share their names, as a reader would type them; this process has 8 devices already."""
     names: dict[str, object] = {"__name__": "example"}

@@ -119,7 +119,8 @@ def classification_loss(max_shift: int) -> Any:
         images = batch["image"]
         if max_shift and not model.bn.use_running_average:
             images = shift_rows(rng, images, max_shift=max_shift)
-        logits = model(images.astype(model.head.kernel.dtype) / 127.5 - 1).astype(jnp.float32)
+        logits = model(images.astype(model.head.kernel.dtype) / 127.5 - 1)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         rows = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return rows, {"accuracy": logits.argmax(-1) == batch["label"]}
 
