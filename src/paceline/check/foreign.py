@@ -126,6 +126,7 @@ def _trace(call: Callable[..., Any], arrays: Sequence[Any], *, axes: Mapping[str
             return jax.make_jaxpr(_bound(call, axes), return_shape=True)(*shapes)
     except AxisNameError as error:
         missing = unbound_axis(error.__cause__)
+        assert missing is not None, "the error was made from it"
         if missing in axes or _maps_itself(call, arrays, axes={**axes, missing: 2}):
             raise AxisNameError(
                 what=f"the step names a device axis {missing!r}, over which it is not mapped",

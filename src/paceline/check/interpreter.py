@@ -101,18 +101,17 @@ class Interpreter:
     def fixpoint(self, equation: Any, values: list[Value], *, first: list[Value], body: LoopBody) -> list[Value]:
         """Outputs of a loop: its body is repeated until what it carries from `first` gathers no more labels.
 
-        What the body hands on unchanged keeps its token inside the loop. Anything else that is carried has one token
-        for all iterations, and another behind the loop.
+        What is carried has one token for all iterations, and another behind the loop.
         """
         operation = self.operation(equation, values)
-        inside = [self.token("carried", operation, index) for index in range(len(first))]
-        mark, carry = len(self.draws), first
+        carry = [value._replace(token=self.token("carried", operation, index)) for index, value in enumerate(first)]
+        mark = len(self.draws)
         while True:
             del self.draws[mark:]
             written = dict(self.written)
             control, after, others = body(carry)
-            joined = [_joined(*values, control=control) for values in zip(carry, after, inside, strict=True)]
-            if self.written == written and [value[:2] for value in carry] == [value[:2] for value in joined]:
+            joined = [_joined(old, new, control=control) for old, new in zip(carry, after, strict=True)]
+            if self.written == written and all(map(_same_labels, carry, joined)):
                 break
             carry = joined
         outputs = [*joined, *others]
@@ -142,10 +141,13 @@ class Interpreter:
         return NONE.union(*(union(inner._equation(*pair)) for pair in zip(found, nothing, strict=True)))
 
 
-def _joined(old: Value, new: Value, token: int, *, control: Labels) -> Value:
+def _joined(old: Value, new: Value, *, control: Labels) -> Value:
     """What a loop carries, after one more iteration."""
-    labels = old.labels | new.labels | control
-    return Value(labels, old.token if old.token == new.token else token, new.site or old.site)
+    return Value(old.labels | new.labels | control, old.token, new.site or old.site)
+
+
+def _same_labels(old: Value, new: Value) -> bool:
+    return old.labels == new.labels
 
 
 def _equations(parameter: Any) -> Iterator[Any]:
