@@ -42,6 +42,27 @@ def test_an_exception_points_at_the_line_that_raised_it():
     assert isinstance(caught.value.__cause__, TypeError)
 
 
+def fails_on_the_host(x):
+    raise ValueError("bad row 7")
+
+
+def test_an_exception_of_a_callback_points_at_its_line():
+    """It reaches us as text from the runtime; the fix names the callback's own line."""
+    result = jax.ShapeDtypeStruct((), jnp.float32)
+    with (
+        pytest.raises(TaskError, match="a callback of the loss raised ValueError: bad row 7") as caught,
+        user_code("the loss"),
+    ):
+        jax.jit(lambda x: jax.pure_callback(fails_on_the_host, result, x))(1.0).block_until_ready()
+    assert f"{HERE}:{fails_on_the_host.__code__.co_firstlineno + 1} in fails_on_the_host" in caught.value.fix
+
+
+def test_what_a_device_reports_passes_unchanged():
+    """Out of memory is no mistake of a line."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"), user_code("the loss"):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
 def test_a_misspelled_name_is_no_axis():
     """A NameError of Python's stays what it is, at its line."""
     with pytest.raises(TaskError, match="NameError") as caught:

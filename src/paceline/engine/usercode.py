@@ -20,6 +20,7 @@ from paceline.tasks.task import LossFunction, Task
 from paceline.topology.mesh import DATA_AXIS
 
 _UNBOUND = re.compile(r"unbound axis name:?\s*['\"]?([\w.]*\w)")  # JAX may end its sentence right after the name
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -35,6 +36,8 @@ def user_code(what: str, *, when: str = "to trace it on abstract arrays of the b
         raise
     except NameError as error:
         raise _axis_error(error) or _task_error(what, error, when) from error
+    except jax.errors.JaxRuntimeError as error:
+        raise _callback_error(what, error) or error from error
     except Exception as error:
         place = _user_line(error)
         if place is None:
@@ -101,6 +104,19 @@ def _task_error(what: str, error: Exception, when: str) -> PacelineError:
         what=f"{what} raised {type(error).__name__}: {message}",
         why=f"it was run {when}",
         fix=f"look at {place}" if place else "run the loss alone on one batch to see where it fails",
+    )
+
+
+def _callback_error(what: str, error: jax.errors.JaxRuntimeError) -> PacelineError | None:
+    """The error of a user's callback, which reaches us as text; None for what else a device reports."""
+    frames = [match for match in _FRAME.finditer(str(error)) if is_user_file(match["file"])]
+    if "allback" not in str(error) or not frames:
+        return None
+    *_, raised = str(error).strip().splitlines()
+    return TaskError(
+        what=f"a callback of {what} raised {raised}",
+        why="it was called by the program while that ran on the devices",
+        fix=f"look at {frames[-1]['file']}:{frames[-1]['line']} in {frames[-1]['name']}",
     )
 
 
