@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from paceline.base.errors import AxisNameError, PacelineError, TaskError
+from paceline.base.errors import AxisNameError, PacelineError, StateError, TaskError
 from paceline.check.values import SPLIT, Labels, varies
 from paceline.engine.usercode import unbound_axis, user_code
 from paceline.tasks.tree import leaf_name, named_leaves
@@ -83,9 +83,11 @@ def trace_foreign(
 ) -> Traced:
     """Trace a step; one that is to be mapped, in a `shard_map` around it. Arguments as in `check.replication.drifting`.
 
-    Raises: TaskError: it cannot be traced. AxisNameError: it is not mapped and names no axis, or is mapped over
-      another axis than it names.
+    Raises: TaskError: it cannot be traced. StateError: it is of `jax.pmap`, and a leaf lacks the leading device axis of
+      the others. AxisNameError: it is not mapped and names no axis, or is mapped over another axis than it names.
     """
+    by_pmap = hasattr(step, "lower") and not hasattr(step, "trace")  # what jax.jit makes has both
+    names = _parameter_names(step, len(arguments))
     leaves, structure = jax.tree.flatten(tuple(arguments))
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
 
@@ -95,8 +97,11 @@ def trace_foreign(
 
     axes = () if axis_name is None else (axis_name,)
     size = devices or max(2, jax.device_count())
-    while isinstance(traced := _trace(call, arrays, axes=dict.fromkeys(axes, size)), str):
-        axes = (*axes, traced)
+    try:
+        while isinstance(traced := _trace(call, arrays, axes=dict.fromkeys(axes, size)), str):
+            axes = (*axes, traced)
+    except TaskError as error:
+        raise (_leading_error(arguments, names) if by_pmap else None) or error from error.__cause__
     jaxpr, outputs = traced
     mapped = _mapped_over(jaxpr)
     if mapped is None:
@@ -108,11 +113,11 @@ def trace_foreign(
     return Traced(
         jaxpr=jaxpr,
         arguments=tuple(arguments),
-        names=_parameter_names(step, len(arguments)),
+        names=names,
         outputs=outputs,
         axes=axes,
         devices=mapped,
-        by_pmap=hasattr(step, "lower") and not hasattr(step, "trace"),  # what jax.jit makes has both
+        by_pmap=by_pmap,
     )
 
 
@@ -143,6 +148,29 @@ def _trace(call: Callable[..., Any], arrays: Sequence[Any], *, axes: Mapping[str
             why="it was traced on arrays of the shapes given, but not run",
             fix="call it with what it is called with in training, or with jax.ShapeDtypeStruct of the same shapes",
         ) from error
+
+
+def _leading_error(arguments: Sequence[Any], names: Sequence[str]) -> StateError | None:
+    """The error for arguments of `jax.pmap` whose leaves do not all lead with one number of devices, if they do not.
+
+    That number is the leading size of the last argument, which holds the rows; what could not be traced for another
+    reason has no such leaf.
+    """
+    shapes = {
+        _joined(name, leaf, several=True): np.shape(value)
+        for name, argument in zip(names, arguments, strict=True)
+        for leaf, value in named_leaves(argument)
+        if _is_array(value)
+    }
+    sizes = [shape[0] for shape in shapes.values() if shape]
+    odd = next((name for name, shape in shapes.items() if shape[:1] != tuple(sizes[-1:])), None)
+    if odd is None or not sizes:
+        return None
+    return StateError(
+        what=f"leaf {odd!r} has shape {shapes[odd]}, without a leading device axis of size {sizes[-1]}",
+        why="jax.pmap takes one entry of every argument for each device, along its first dim",
+        fix=f"stack {sizes[-1]} copies of each leaf of the state along a new first dim",
+    )
 
 
 def _bound(call: Callable[..., Any], axes: Mapping[str, int]) -> Callable[..., Any]:
