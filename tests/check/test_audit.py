@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import jax
@@ -11,8 +12,9 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from paceline.base.errors import StateError
+from paceline.base.errors import OptionError, StateError
 from paceline.check.audit import Divergence, replicas, start
+from paceline.check.rebroadcast import repair
 from tests.check.planted import WHOLE, flipped, mesh_of, replicas_of, stacked_of
 from tests.train.compilations import counted
 
@@ -119,6 +121,8 @@ def test_one_leaf_without_a_device_axis_means_that_there_is_none():
     tree = {"rows": stacked_of([HOST, BAD, HOST, HOST]), "whole": replicas_of([HOST] * 4)}
     by_default, said = replicas(tree), replicas(tree, device_axis=True)
     assert found(by_default) == [] and list(by_default.excluded) == ["rows"]
+    assert not by_default.ok and "device_axis=True compares it" in by_default.excluded["rows"]
+    assert replicas(tree, device_axis=False).ok
     assert found(said) == [("rows", (1,), True)] and "no leading device axis" in said.excluded["whole"]
 
 
@@ -182,3 +186,28 @@ def test_a_donated_leaf_is_named():
     with pytest.raises(StateError, match="leaf 'w' was given to a step before") as caught:
         replicas({"w": leaf})
     assert "donate=False" in caught.value.fix
+
+
+def test_a_device_axis_that_is_no_bool_is_refused():
+    """A word would be taken for True."""
+    with pytest.raises(OptionError, match="device_axis='yes'"):
+        inspect.unwrap(replicas)(replicas_of([HOST] * 4), device_axis="yes")
+
+
+def test_another_mesh_may_be_set_around_the_call():
+    """Explicit axes of the same name, as `jax.make_mesh` makes them: the odd one is found all the same."""
+    explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    tree = replicas_of([HOST, BAD, HOST, HOST])
+    with jax.set_mesh(explicit):
+        assert found(replicas(tree)) == [("(whole)", (1,), True)]
+        mended = repair(tree, replicas(tree))
+    assert replicas(mended).ok
+
+
+def test_a_leaf_in_host_memory_is_excluded_with_the_reason():
+    """Offloaded leaves lie where a program on the devices cannot read them; the others are compared."""
+    sharding = NamedSharding(mesh_of(4), WHOLE)
+    offloaded = jax.device_put(HOST, sharding.with_memory_kind("pinned_host"))
+    audit = replicas({"offloaded": offloaded, "here": jax.device_put(HOST, sharding)})
+    assert audit.leaves_compared == 1 and audit.ok
+    assert "pinned_host memory" in audit.excluded["offloaded"]

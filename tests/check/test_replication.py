@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import paceline
-from paceline.base.errors import AxisNameError, ReplicationError, StateError, TaskError
+from paceline.base.errors import AxisNameError, ReplicationError, TaskError
 from paceline.check.replication import check_step, drifting
 from paceline.engine.parallel import Parallel
 from paceline.engine.step import StepFunction
@@ -421,10 +421,3 @@ def test_the_check_is_reached_from_the_package():
     assert paceline.check.drifting is drifting
     with pytest.raises(AttributeError, match="no_such_check"):
         _ = paceline.check.no_such_check
-
-
-def test_a_state_without_the_device_axis_of_pmap_is_named():
-    """The leaf, its shape, and the leading size that the rows have."""
-    step = jax.pmap(lambda params, batch: (params, batch["x"] @ params["w"]), axis_name=AXIS)
-    with pytest.raises(StateError, match=r"'params.w' has shape \(3,\), without a leading device axis of size 4"):
-        drifting(step, {"w": jnp.ones(3)}, {"x": jnp.ones((K, 2, 3))})

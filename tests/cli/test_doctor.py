@@ -134,6 +134,22 @@ def test_a_file_that_is_no_python_is_one_error(examine, source, words):
     assert words in ran.out and "1 error, 1 warning" in ran.out
 
 
+def test_the_fix_for_a_file_that_is_no_python_is_to_correct_it(examine):
+    """Not to define what may well be there."""
+    ran = examine("def task(:\n")
+    assert "fix: correct the syntax there" in ran.out and "define task()" not in ran.out
+
+
+def test_ready_batches_are_padded_with_the_option_of_a_run(examine):
+    """10 rows on 4 devices: an error without --remainder pad, none with it; --batch is no way out."""
+    ready = TASK.replace('paceline.rows({"x": x, "y": 2 * x})', 'paceline.stream([{"x": x[:10], "y": x[:10]}] * 5)')
+    ran = examine(ready)
+    assert ran.code == 1 and "give batches of 8 or 12 rows, or use --remainder pad" in ran.out
+    assert "--batch" not in ran.out
+    padded = examine(ready, "--remainder", "pad")
+    assert padded.code == 0 and "10 rows, padded to 12" in padded.out
+
+
 def test_a_key_that_two_checks_see_is_told_once(examine):
     """The traced loss and its source both show it: one warning."""
     ran = examine(

@@ -72,8 +72,20 @@ def test_a_batch_leaf_that_does_not_split_is_named_with_the_sizes_that_do():
     found = preflight(subject(rows=batches))
     (wrong,) = [finding for finding in found if finding.level == "error"]
     assert wrong.check == "batch" and "'state'" in wrong.what and "19 rows" in wrong.what and "4 devices" in wrong.what
-    assert wrong.fix is not None and "16 or 20" in wrong.fix
+    assert wrong.fix is not None and "batches of 16 or 20 rows" in wrong.fix
+    assert "--batch" not in wrong.fix  # ready batches come as they are
     assert [finding.check for finding in found if finding.what.startswith("not run: ")] == ["keys", "memory", "drift"]
+
+
+def test_ready_batches_are_padded_as_a_run_pads_them():
+    """10 rows on 4 devices: 12 with padding, 3 a device; a loss that is a scalar cannot leave the 2 out."""
+    batches = [data(10)] * 3
+    found = preflight(subject(rows=paceline.stream(batches), remainder="pad"))
+    assert not [finding.lines() for finding in found if finding.level != "ok"]
+    assert "10 rows, padded to 12 = 4 devices x 3 rows" in text(found, "batch")
+    scalar = preflight(subject(lambda p, b: loss(p, b).mean(), rows=paceline.stream(batches), remainder="pad"))
+    (wrong,) = [finding for finding in scalar if finding.level == "error"]
+    assert "2 padding rows" in wrong.what and "one value a row" in (wrong.fix or "")
 
 
 def test_rows_in_a_batch_that_does_not_split_name_a_leaf_too():
@@ -174,6 +186,26 @@ def test_a_task_that_does_not_trace_is_an_error_with_its_line():
     assert [finding.check for finding in left] == ["keys", "memory", "drift"]
 
 
+def test_an_optimizer_that_raises_is_a_finding_and_no_traceback():
+    """One that wants more than a step gives: lbfgs with a line search. Told once; memory and drift are not run."""
+    found = preflight(subject(dropout, optimizer=optax.lbfgs(1e-2)))
+    (wrong,) = [finding for finding in found if finding.level == "error"]
+    assert wrong.check == "shapes" and "the optimizer" in wrong.what and wrong.fix
+    left = [finding for finding in found if finding.what.startswith("not run: ")]
+    assert [finding.check for finding in left] == ["memory", "drift"]
+    assert "1 draw a step" in text(found, "keys")
+
+
+def test_a_running_variance_that_is_not_declared_is_told_once():
+    def normalised(params: Any, model_state: Any, batch: Any, rng: Any) -> Any:
+        return paceline.Outcome(loss(params, batch), {}, {"var": 0.9 * model_state["var"] + 0.1 * batch["x"].var(0)})
+
+    made = paceline.Initial({"w": jnp.zeros(3)}, {"var": jnp.ones(3)})
+    found = preflight(subject(normalised, init=lambda rng: made, scheme="per_device"))
+    (wrong,) = [finding for finding in found if finding.level == "error"]
+    assert "'var'" in wrong.what and "running variance" in wrong.what
+
+
 def test_an_axis_that_is_not_there_is_an_error():
     """The axis that the task names and the one that there is."""
     found = preflight(subject(lambda p, b: jax.lax.pmean(loss(p, b), "devices")))
@@ -248,16 +280,21 @@ def test_memory_is_judged_against_the_device(limit, level):
 
 def test_the_ways_out_of_too_little_memory_come_in_order():
     """800 B of temporaries for 8 rows a device: 2 microbatches take 400, so 600 B fit 700; then the other ways."""
-    chosen = subject(batch=32)
+    chosen = subject(batch=32, rows=data(features=4), init=init(4), optimizer=optax.adam(0.1))
     program = abstract_program(chosen, read_example(chosen.data), rows=32)
     fix = judge_memory(chosen, program, memory=StepMemory(100, 50, 800, 50), limit=700).fix or ""
     ways = ["--accumulation 2", "--placement zero1", "--placement fsdp", "--precision bfloat16", "smaller --batch"]
     places = [fix.index(way) for way in ways]
     assert places == sorted(places)
+    assert "about 976 B a device" in fix  # zero1: of 32 B of moments a device keeps 8, so 1000 - 24
+    assert "about 964 B a device" in fix  # fsdp: of 16 B of parameters 4 more
     tight = judge_memory(chosen, program, memory=StepMemory(100, 50, 800, 50), limit=350).fix or ""
     assert "--accumulation 8" in tight  # 200 + 800 / 8 = 300 <= 0.9 * 350; with 4 it is 400
     hopeless = judge_memory(chosen, program, memory=StepMemory(900, 50, 50, 0), limit=350).fix or ""
-    assert "--accumulation" not in hopeless
+    assert not [way for way in ways if f"{way} (" in hopeless] and "--accumulation" not in hopeless
+    assert "no option makes it fit" in hopeless and "864 B of state and batch even under --placement fsdp" in hopeless
+    halfway = judge_memory(chosen, program, memory=StepMemory(390, 50, 50, 0), limit=360).fix or ""
+    assert "--placement fsdp" in halfway and "zero1" not in halfway  # 390 - 24 > 360 >= 390 - 36
 
 
 def test_a_model_that_no_machine_holds_is_examined_without_being_made():
@@ -268,6 +305,7 @@ def test_a_model_that_no_machine_holds_is_examined_without_being_made():
     found = preflight(huge)
     (wrong,) = [finding for finding in found if finding.level == "error"]
     assert wrong.check == "memory" and "TB" in wrong.what
+    assert "no option makes it fit" in (wrong.fix or "") and "1.0 TB" in (wrong.fix or "")
     assert "1 parameter leaf, 1,000,000,000,000 parameters, 4.0 TB" in text(found, "shapes")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,8 +23,8 @@ def accepted(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-@pytest.fixture(autouse=True, scope="package")
-def quick_compilation():
+@contextlib.contextmanager
+def quickly_compiled() -> Iterator[None]:
     """Compiles steps without the back end's optimisations: the same program up to its fusions, collectives included."""
     options = accepted(SLOW_FUSIONS)
     compile = jax.stages.Lowered.compile
@@ -35,3 +37,10 @@ def quick_compilation():
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def quick_compilation():
+    """For every test of the engine."""
+    with quickly_compiled():
+        yield

@@ -418,5 +418,6 @@ def test_the_summary_counts_what_is_split_and_names_what_is_not():
     assert (field.field, field.leaves, field.replicated, field.replicated_bytes) == ("opt_state", 11, whole, 132)
     assert field.device_bytes == held_bytes(state.opt_state, 0) == 2 * 80 + 132
     text = placement_text([field], placement="zero1", num_devices=4)
-    assert text == "zero1: 6 of 11 leaves of the optimizer state split over 4 devices, 5 replicated (132 B)"
+    said = "zero1: 6 of 11 leaves of the optimizer state split over 4 devices, 5 replicated (132 B): "
+    assert text == said + "0.count, 0.mu.odd, 0.mu.scale, ..."
     assert placement_text([], placement="replicated", num_devices=4) == "replicated"

@@ -15,6 +15,7 @@ from paceline.tasks.tree import named_leaves
 from tests.engine.helpers import LOCAL_SCHEMES, SCHEMES, place, shard_bytes, start, step_of
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+SM3 = optax.sm3(0.1)
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
@@ -136,7 +137,7 @@ def test_a_state_without_device_axis_is_refused_by_pmap():
     with pytest.raises(StateError) as caught:
         step(lacking, *place(step, batch()))
     assert "'step'" in caught.value.what and "()" in caught.value.what and "size 4" in caught.value.what
-    assert "4 copies" in caught.value.fix
+    assert "4 copies" in caught.value.fix and "trainer.place(other_trainer.single(state))" in caught.value.fix
     step(place_state(lacking, parallel=Parallel("pmap"), mesh=step.spec.mesh), *place(step, batch()))
 
 
@@ -155,3 +156,55 @@ def test_the_key_of_the_run_never_changes(scheme):
     step, state = step_and_state(scheme, donate=False)
     after, _ = step(state, *place(step, batch()))
     np.testing.assert_array_equal(jax.random.key_data(after.rng), jax.random.key_data(state.rng))
+
+
+@every_scheme
+def test_a_used_state_is_refused_wherever_it_is_read(scheme):
+    """By placing and by taking the device axis off: jax would crash the process or raise an error of its own."""
+    parallel = Parallel(scheme)
+    step = step_of(loss, OPTIMIZER, parallel, devices=4)
+    state = start(step, params())
+    step(state, *place(step, batch()))
+    with pytest.raises(StateError, match="given to a step before"):
+        drop_device_axis(state, parallel=parallel, mesh=step.spec.mesh)
+    with pytest.raises(StateError, match="given to a step before"):
+        place_state(state, parallel=parallel, mesh=step.spec.mesh)
+
+
+@every_scheme
+def test_a_state_of_other_devices_is_placed(scheme):
+    """From two devices to four: every value stays (exactly), on all four."""
+    parallel = Parallel(scheme)
+    small, large = (step_of(loss, OPTIMIZER, parallel, devices=devices) for devices in (2, 4))
+    single = drop_device_axis(start(small, params()), parallel=parallel, mesh=small.spec.mesh)
+    placed = place_state(single, parallel=parallel, mesh=large.spec.mesh)
+    assert placed.step.sharding.device_set == set(large.spec.mesh.devices.flat)
+    back = drop_device_axis(placed, parallel=parallel, mesh=large.spec.mesh)
+    for name, value in params().items():
+        np.testing.assert_array_equal(back.params[name], value)
+
+
+@every_scheme
+def test_a_state_with_a_device_axis_is_not_placed(scheme):
+    """Under pmap it would get a second axis."""
+    classic = step_of(loss, OPTIMIZER, Parallel("pmap"), devices=4)
+    with pytest.raises(StateError, match="leading device axis of size 4") as caught:
+        place_state(start(classic, params()), parallel=Parallel(scheme), mesh=classic.spec.mesh)
+    assert "other_trainer.single(state)" in caught.value.fix
+
+
+@every_scheme
+def test_a_state_of_another_optimizer_is_refused(scheme):
+    """The first leaf that only one of the two has is named."""
+    step = step_of(loss, OPTIMIZER, Parallel(scheme), devices=4)
+    other = step_of(loss, optax.adam(0.1), Parallel(scheme), devices=4)
+    with pytest.raises(StateError, match="of another optimizer") as caught:
+        step(start(other, params()), *place(step, batch()))
+    assert "'0.count', which this optimizer has not" in caught.value.what and "trainer.init" in caught.value.fix
+
+
+@every_scheme
+def test_an_optimizer_that_tells_matrices_from_vectors_keeps_its_state(scheme):
+    """sm3 keeps one moment a dim, so its tree depends on the shapes; the device axis of pmap is no dim of them."""
+    step = step_of(loss, SM3, Parallel(scheme), devices=4)
+    step(start(step, {"w": np.ones(6, np.float32), "b": np.ones(1, np.float32)}), *place(step, batch()))

@@ -247,6 +247,41 @@ def test_a_model_state_in_another_type_comes_back_in_its_own():
     assert step.compilations == 1
 
 
+def with_state(make):
+    """A loss whose next model state is ``make(model_state, batch, rng)``."""
+
+    def loss(params, model_state, batch, rng):
+        return Outcome((batch["x"] * params["w"]) ** 2, {}, make(model_state, batch, rng))
+
+    return loss
+
+
+@every_scheme
+def test_a_complex_leaf_is_averaged(scheme):
+    """By numpy: the mean of i * x over all rows, to 1e-6."""
+    step = step_of(
+        with_state(lambda state, batch, rng: {"q": 1j * batch["x"].mean()}), DESCENT, Parallel(scheme), devices=4
+    )
+    x = np.arange(8, dtype=np.float32)
+    ran = run(step, [{"x": x}], params={"w": np.float32(0)}, model_state={"q": np.zeros((), np.complex64)})
+    np.testing.assert_allclose(ran.state["model_state"]["q"], 1j * x.mean(), rtol=1e-6)
+
+
+def test_a_key_of_another_kind_is_refused():
+    """The step's key draws by position and is no key of the default kind; a key of the state's own comes through."""
+    rows = {"x": np.ones(8, np.float32)}
+    start_from = {"params": {"w": np.float32(0)}, "model_state": {"k": jax.random.key(0)}}
+    with pytest.raises(StateError, match="model state leaf 'k' changed its type from key<fry>") as caught:
+        run(
+            step_of(with_state(lambda state, batch, rng: {"k": rng}), DESCENT, Parallel("per_device"), devices=4),
+            [rows],
+            **start_from,
+        )
+    assert "split or fold_in the key that the model state holds" in caught.value.fix
+    kept = with_state(lambda state, batch, rng: {"k": jax.random.fold_in(state["k"], 1)})
+    run(step_of(kept, DESCENT, Parallel("per_device"), devices=4), [rows], **start_from)
+
+
 def test_a_plain_loss_cannot_be_told_to_sync():
     """`batch_norm='synced'` for a task that does not say how: the fix names the axis and `global_view`."""
     with pytest.raises(SchemeError, match="synced") as caught:

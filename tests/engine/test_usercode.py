@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 import pytest
 from jax import lax
 
 from paceline.base.errors import AxisNameError, LossError, TaskError
+from paceline.engine.parallel import Parallel
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import Outcome
 from paceline.tasks.task import task
+from tests.engine.helpers import place, start, step_of
 
 HERE = Path(__file__).name
 ROWS = {"x": np.arange(4.0, dtype=np.float32)}
 KEY = jax.random.key(0)
+
+
+def squares(params, batch):
+    return (batch["x"] * params["w"]) ** 2
 
 
 def bad_shapes(params, batch):
@@ -40,6 +49,68 @@ def test_an_exception_points_at_the_line_that_raised_it():
         trace(task(bad_shapes))
     assert re.search(rf"{HERE}:{line_of_the_mistake()} in bad_shapes$", caught.value.fix)
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "sys.exit(0)"), (None, "sys.exit()"), ("no data", "sys.exit('no data')")]
+)
+def test_a_file_that_leaves_the_program_is_refused(code, said):
+    """An exit code of 0 would otherwise say that the command succeeded; the fix names the guard and the line."""
+    with pytest.raises(TaskError) as caught, user_code("the file"):
+        sys.exit(code)
+    assert caught.value.what == f"the file left with {said}"
+    assert "__name__ == '__main__'" in caught.value.fix and HERE in caught.value.fix
+
+
+def test_an_exit_that_is_not_the_users_passes():
+    """As that of --help: raised by lines of Python alone, below no line of a user."""
+    context = user_code("the options")
+    context.__enter__()
+    assert not context.__exit__(SystemExit, SystemExit(0), None)  # no frame of this file; False: it goes on
+
+
+OPTIMIZERS = {
+    "sam": (optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "made by sam, raised TypeError"),
+    "sophia": (optax.contrib.sophia(1e-2), "raised ValueError: obj_fn"),
+    "lbfgs": (optax.lbfgs(), "'value_fn'"),
+    "sm3": (optax.sm3(0.1), "made by scale_by_sm3, raised IndexError"),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "what"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_that_cannot_run_is_named(optimizer, what):
+    """All lines of the traceback are of optax, so there is no line of the user's to point at."""
+    step = step_of(squares, optimizer, devices=2)
+    with pytest.raises(TaskError, match="the optimizer, made by") as caught:
+        step(start(step, {"w": np.float32(1)}), *place(step, ROWS))
+    assert what in caught.value.what and "lbfgs(linesearch=None)" in caught.value.fix
+
+
+def test_lbfgs_without_a_line_search_runs():
+    """As the fix of the error above says: one update changes the parameter."""
+    step = step_of(squares, optax.lbfgs(0.1, linesearch=None), devices=2)
+    state, _ = step(start(step, {"w": np.float32(1)}), *place(step, ROWS))
+    assert float(state.params["w"]) < 1
+
+
+def shifting(updates, state, params=None):
+    del params
+    return jax.tree.map(lambda leaf: leaf + 0 * lax.axis_index("data"), updates), state
+
+
+SHIFT = optax.GradientTransformation(lambda params: (), shifting)
+
+
+@pytest.mark.parametrize("parallel", [Parallel(), Parallel("per_device", placement="zero1")])
+def test_an_optimizer_that_names_the_axis_where_there_is_none_is_told_so(parallel):
+    """The name is right and the program has no axis; with the scheme that the fix names it runs."""
+    step = step_of(squares, SHIFT, parallel, devices=2)
+    with pytest.raises(AxisNameError) as caught:
+        step(start(step, {"w": np.float32(1)}), *place(step, ROWS))
+    assert caught.value.what == "the optimizer names the device axis 'data' in a program that has no device axis"
+    assert "scheme='per_device' with placement='replicated'" in caught.value.fix
+    step = step_of(squares, SHIFT, Parallel("per_device"), devices=2)
+    step(start(step, {"w": np.float32(1)}), *place(step, ROWS))
 
 
 def fails_on_the_host(x):

@@ -136,6 +136,22 @@ def test_a_file_that_defines_nothing_to_train_is_refused(write, source, kind, wh
     assert "mine.py" in str(caught.value)
 
 
+def test_a_file_that_leaves_the_program_is_refused(write):
+    """A script without a guard: exit code 0 would say that it was trained."""
+    with pytest.raises(TaskError, match=r"left with sys.exit\(0\)") as caught:
+        find_recipe(write("import sys\nsys.exit(0)\n"))
+    assert "__name__ == '__main__'" in caught.value.fix and "mine.py:2" in caught.value.fix
+
+
+@pytest.mark.parametrize("parameters", ["a, b", "*, shape", "shape, /, *, rate"])
+def test_a_task_that_the_shape_does_not_fill_is_refused(write, parameters):
+    """With its parameters, and the two forms that there are."""
+    recipe = find_recipe(write(f"def task({parameters}): pass"))
+    with pytest.raises(RecipeError, match="cannot be called with the shape of the run") as caught:
+        recipe.make_job(recipe.options(), SHAPE)
+    assert f"task({parameters})" in caught.value.what and "task(shape)" in caught.value.fix
+
+
 def test_an_error_of_paceline_in_a_file_stays_itself(write):
     """A RecipeError raised while the file is loaded is not wrapped."""
     with pytest.raises(RecipeError, match="no dataclass"):

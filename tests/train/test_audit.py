@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import optax
@@ -270,6 +271,9 @@ def test_options_that_make_no_sense_are_refused():
     with pytest.raises(OptionError, match="audit_every=-1") as caught:
         AuditOptions(-1)
     assert "or 0 to leave audits out" in caught.value.fix
+    for every in (None, "3", 2.5):
+        with pytest.raises(OptionError, match=re.escape(f"audit_every={every!r}")):
+            AuditOptions(every)
     with pytest.raises(OptionError, match="on_divergence='panic'") as caught:
         AuditOptions(on_divergence="panic")
     assert "stop, warn, repair" in caught.value.fix

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
 
 from paceline.base.errors import (
     BatchSizeError,
@@ -252,3 +255,28 @@ def test_data_that_cannot_be_read_makes_no_folder(tmp_path, data, arguments):
     with pytest.raises((OptionError, DataError)):
         trainer.fit(trainer.init(zeros()), data, **RUN, **arguments, run=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_on_the_host_is_refused_with_the_way_to_place_it():
+    """numpy leaves, or no TrainState at all; placed as the fix says, it steps."""
+    trainer = trainer_of()
+    batch = {name: leaf[:16] for name, leaf in line().items()}
+    state = trainer.init(zeros())
+    host = dataclasses.replace(jax.tree.map(np.asarray, dataclasses.replace(state, rng=None)), rng=state.rng)
+    with pytest.raises(StateError, match="arrays of the host") as caught:
+        trainer.step(host, batch)
+    assert "trainer.place(state)" in caught.value.fix
+    trainer.step(trainer.place(host), batch)
+
+
+def test_a_trainer_under_a_mesh_of_explicit_axes_is_refused():
+    """By init and by step, with the axes; outside of it the same calls work."""
+    trainer = trainer_of()
+    batch = {name: leaf[:16] for name, leaf in line().items()}
+    state = trainer.init(zeros())
+    with jax.set_mesh(jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])):
+        for call in (lambda: trainer.init(zeros()), lambda: trainer.step(state, batch)):
+            with pytest.raises(SchemeError, match="explicit axes") as caught:
+                call()
+            assert "'rows'" in caught.value.what
+    trainer.step(state, batch)

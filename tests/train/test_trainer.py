@@ -95,7 +95,7 @@ def test_a_run_says_what_is_split(tmp_path):
     trainer = wide_trainer("zero1")
     state = trainer.init({"w": np.ones(8, np.float32)})
     _, report = trainer.fit(state, line(), batch=16, steps=1, run=tmp_path / "run")
-    said = "zero1: 2 of 3 leaves of the optimizer state split over 4 devices, 1 replicated (4 B)"
+    said = "zero1: 2 of 3 leaves of the optimizer state split over 4 devices, 1 replicated (4 B): 0.count"
     assert report.placement == said and f"placement   {said}" in report.lines()
     written = json.loads((tmp_path / "run" / "run.json").read_text())["placement"]
     assert written["summary"] == said

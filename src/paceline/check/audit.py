@@ -3,7 +3,8 @@
 Owns: `replicas` and `start`, the comparison of fingerprints, who is the odd one out, the words of the result.
 Not here: the hash (`check.fingerprint`), who should hold the same (`check.layout`), the remedy (`check.rebroadcast`),
 when a run audits (`train.audit`).
-Invariant: `ok` means that something was compared and nothing differed; what was not compared is listed with the reason.
+Invariant: `ok` means that something was compared, nothing differed, and no leaf that may hold copies was left out; what
+was not compared is listed with the reason.
 
 The module is not called after its function `paceline.check.replicas`: importing it would hide the function.
 """
@@ -21,8 +22,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from paceline.base.errors import OptionError
 from paceline.check.fingerprint import fingerprints
-from paceline.check.layout import Layout, layouts
+from paceline.check.layout import UNDECIDED, Layout, layouts
 from paceline.tasks.tree import named_leaves
 
 _SHOWN_DEVICES = 8
@@ -72,8 +74,8 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether replicas were compared and all of them are equal, bit for bit."""
-        return self.leaves_compared > 0 and not self.divergences
+        """Whether replicas were compared, all are equal, bit for bit, and no leaf that may hold some was left out."""
+        return self.leaves_compared > 0 and not self.divergences and UNDECIDED not in self.excluded.values()
 
     def lines(self) -> list[str]:
         """The result as people read it."""
@@ -133,10 +135,17 @@ def replicas(tree: Any, *, device_axis: bool | None = None) -> Audit:
       tree: any pytree of arrays. Leaves without replicas (of the host, on one device, split over all) are excluded.
       device_axis: True: leaves are ``[K, ...]`` with one copy a device, as `jax.pmap` returns them. False: leaves split
         along their first dim are parts of one array. None: True if every leaf that is on several devices has that form;
-        say False for parameters split by rows that are no copies.
+        say False for parameters split by rows that are no copies. In a mixed tree such leaves are not compared, and
+        the result is not ok.
     Returns: what differs, on which device of which process; with three or more replicas, which is the odd one out.
-    Raises: StateError: a leaf that was donated, or a call inside jit.
+    Raises: StateError: a leaf that was donated, or a call inside jit. OptionError: `device_axis` is no bool.
     """
+    if device_axis not in (None, True, False):
+        raise OptionError(
+            what=f"device_axis={device_axis!r}",
+            why="it says whether the first dim of the leaves counts devices",
+            fix="use device_axis=True or False, or leave it out",
+        )
     return start(tree, device_axis=device_axis).result()
 
 
@@ -159,7 +168,8 @@ def by_mesh(found: Mapping[str, Layout]) -> dict[Mesh, dict[str, Layout]]:
 
 def _dispatch(mesh: Mesh, members: dict[str, Layout], leaves: Mapping[str, Array]) -> _Part:
     specs = tuple(layout.spec for layout in members.values())
-    return _Part(mesh, members, fingerprints(tuple(leaves[name] for name in members), mesh=mesh, specs=specs))
+    with jax.set_mesh(mesh):  # another one may be set around the call
+        return _Part(mesh, members, fingerprints(tuple(leaves[name] for name in members), mesh=mesh, specs=specs))
 
 
 def _compare(part: _Part) -> list[Divergence]:

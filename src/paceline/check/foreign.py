@@ -88,20 +88,14 @@ def trace_foreign(
     """
     by_pmap = hasattr(step, "lower") and not hasattr(step, "trace")  # what jax.jit makes has both
     names = _parameter_names(step, len(arguments))
-    leaves, structure = jax.tree.flatten(tuple(arguments))
-    arrays = [leaf for leaf in leaves if _is_array(leaf)]
-
-    def call(*given: Any) -> Any:
-        rest = iter(given)
-        return step(*structure.unflatten([next(rest) if _is_array(leaf) else leaf for leaf in leaves]))
-
+    call, arrays = _of_arrays(step, arguments)
     axes = () if axis_name is None else (axis_name,)
     size = devices or max(2, jax.device_count())
     try:
         while isinstance(traced := _trace(call, arrays, axes=dict.fromkeys(axes, size)), str):
             axes = (*axes, traced)
     except TaskError as error:
-        raise (_leading_error(arguments, names) if by_pmap else None) or error from error.__cause__
+        raise (_leading_error(step, arguments, names) if by_pmap else None) or error from error.__cause__
     jaxpr, outputs = traced
     mapped = _mapped_over(jaxpr)
     if mapped is None:
@@ -119,6 +113,17 @@ def trace_foreign(
         devices=mapped,
         by_pmap=by_pmap,
     )
+
+
+def _of_arrays(step: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """The step as a function of the arrays among its arguments, and these arrays; what is none is static."""
+    leaves, structure = jax.tree.flatten(tuple(arguments))
+
+    def call(*given: Any) -> Any:
+        rest = iter(given)
+        return step(*structure.unflatten([next(rest) if _is_array(leaf) else leaf for leaf in leaves]))
+
+    return call, [leaf for leaf in leaves if _is_array(leaf)]
 
 
 def _trace(call: Callable[..., Any], arrays: Sequence[Any], *, axes: Mapping[str, int]) -> tuple[Any, Any] | str:
@@ -150,27 +155,57 @@ def _trace(call: Callable[..., Any], arrays: Sequence[Any], *, axes: Mapping[str
         ) from error
 
 
-def _leading_error(arguments: Sequence[Any], names: Sequence[str]) -> StateError | None:
+def _leading_error(
+    step: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str]
+) -> StateError | None:  # fmt: skip
     """The error for arguments of `jax.pmap` whose leaves do not all lead with one number of devices, if they do not.
 
-    That number is the leading size of the last argument, which holds the rows; what could not be traced for another
-    reason has no such leaf.
+    Which number that is, is tried: with it in front of the leaves that lack it, the step must trace. What could not be
+    traced for another reason has no such number.
     """
     shapes = {
-        _joined(name, leaf, several=True): np.shape(value)
+        _joined(name, leaf, several=True): tuple(value.shape)
         for name, argument in zip(names, arguments, strict=True)
         for leaf, value in named_leaves(argument)
         if _is_array(value)
     }
-    sizes = [shape[0] for shape in shapes.values() if shape]
-    odd = next((name for name, shape in shapes.items() if shape[:1] != tuple(sizes[-1:])), None)
-    if odd is None or not sizes:
-        return None
-    return StateError(
-        what=f"leaf {odd!r} has shape {shapes[odd]}, without a leading device axis of size {sizes[-1]}",
-        why="jax.pmap takes one entry of every argument for each device, along its first dim",
-        fix=f"stack {sizes[-1]} copies of each leaf of the state along a new first dim",
-    )
+    for size in _leading_sizes(arguments):
+        odd = [name for name, shape in shapes.items() if shape[:1] != (size,)]
+        if odd and _traces_with(step, arguments, size):
+            in_state = odd[0].partition(".")[0] == names[0]
+            return StateError(
+                what=f"leaf {odd[0]!r} has shape {shapes[odd[0]]}, without a leading device axis of size {size}",
+                why="jax.pmap takes one entry of every argument for each device, along its first dim",
+                fix=f"stack {size} copies of each leaf of the state along a new first dim"
+                if in_state
+                else f"reshape its rows [B, ...] to [{size}, B/{size}, ...]",
+            )
+    return None
+
+
+def _leading_sizes(arguments: Sequence[Any]) -> list[int]:
+    """What may be the number of devices, the likeliest first: what all leaves of the state lead with, if it has several
+    leaves, then the leading sizes from the last argument, which holds the rows, to the first."""
+    leads = [[tuple(leaf.shape[:1]) for leaf in jax.tree.leaves(argument) if _is_array(leaf)] for argument in arguments]
+    state = leads[0] if leads and len(leads[0]) > 1 and len(set(leads[0])) == 1 else []
+    ordered = [*state, *(lead for argument in reversed(leads) for lead in argument)]
+    return list(dict.fromkeys(lead[0] for lead in ordered if lead))
+
+
+def _traces_with(step: Callable[..., Any], arguments: Sequence[Any], size: int) -> bool:
+    """Whether a step traces once every leaf has a leading device axis of this size."""
+
+    def led(leaf: Any) -> Any:
+        if not _is_array(leaf) or tuple(leaf.shape[:1]) == (size,):
+            return leaf
+        return jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
+
+    call, arrays = _of_arrays(step, [jax.tree.map(led, argument) for argument in arguments])
+    try:
+        jax.make_jaxpr(call)(*arrays)
+    except Exception:  # the number is not the one, and the step's own error is reported
+        return False
+    return True
 
 
 def _bound(call: Callable[..., Any], axes: Mapping[str, int]) -> Callable[..., Any]:

@@ -85,9 +85,9 @@ class Interpreter:
         rule = self.rules.get(equation.primitive.name)
         if rule is not None:
             return rule(self, equation, values)
-        callee = _callee(equation)
-        if callee is not None:
-            return self.body(callee, values, caller=equation)
+        called = callee(equation)
+        if called is not None:
+            return self.body(called, values, caller=equation)
         if equation.primitive.name in _DRAWS:
             self._draw(equation, values)
         return self.results(equation, values, labels=union(values) | self._inside(equation))
@@ -159,7 +159,7 @@ def _arity(owner: Any) -> tuple[int, int]:
     return len(owner.invars), len(owner.outvars)
 
 
-def _callee(equation: Any) -> Any:
+def callee(equation: Any) -> Any:
     """The jaxpr that an equation calls: the one that takes what it takes and gives what it gives."""
     if equation.primitive.name in _FOLDS:
         return None

@@ -23,6 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paceline.base.errors import StateError
 
+UNDECIDED = "has the layout of jax.pmap's copies: device_axis=True compares it, False takes it as parts of one array"
+"""The reason of a leaf that may hold copies, in a tree where others do not, when nothing says what it is."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -61,6 +64,8 @@ def layouts(
     excluded: dict[str, str] = {}
     for name, leaf in named:
         layout = reasons[name] or _layout(leaf, stacked=stacked)
+        if device_axis is None and reasons[name] is None and not stacked and _is_stacked(leaf):
+            layout = UNDECIDED
         if isinstance(layout, Layout):
             found[name] = layout
         else:
@@ -90,6 +95,8 @@ def _reason(name: str, leaf: Any) -> str | None:
         return "lives on one device"
     if not isinstance(leaf.sharding, NamedSharding):
         return f"its sharding is a {type(leaf.sharding).__name__}, which names no mesh"
+    if leaf.sharding.memory_kind not in (None, next(iter(leaf.devices())).default_memory().kind):
+        return f"lies in {leaf.sharding.memory_kind} memory, which no program on the devices reads"
     return None
 
 

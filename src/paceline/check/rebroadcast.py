@@ -45,9 +45,10 @@ def repair(tree: Any, audit: Audit, *, device_axis: bool | None = None, donate: 
     leaves = dict(named)
     wrong = _wrong_devices(audit)
     program = _program(donate)
-    for members in by_mesh(found).values():
+    for mesh, members in by_mesh(found).items():
         sources = np.stack([_sources(layout, wrong) for layout in members.values()])
-        copied = program(tuple(leaves[name] for name in members), sources, layouts=tuple(members.values()))
+        with jax.set_mesh(mesh):  # another one may be set around the call
+            copied = program(tuple(leaves[name] for name in members), sources, layouts=tuple(members.values()))
         leaves.update(zip(members, copied, strict=True))
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name, _ in named])
 

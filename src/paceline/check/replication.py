@@ -14,7 +14,8 @@ from typing import Any
 
 from jax import Array
 
-from paceline.base.errors import ReplicationError
+from paceline.base.errors import OptionError, ReplicationError
+from paceline.base.units import format_count
 from paceline.check.dataflow import flow
 from paceline.check.foreign import next_state, trace_foreign
 from paceline.check.places import place
@@ -64,7 +65,7 @@ def varying_leaves(
 def drifting(
     step: Callable[..., Any],
     *arguments: Any,
-    state_argnums: Sequence[int] = (0,),
+    state_argnums: int | Sequence[int] = (0,),
     axis_name: str | None = None,
     devices: int | None = None,
     device_axis: bool | None = None,
@@ -79,7 +80,7 @@ def drifting(
         one device runs it. Its result holds the next state: a part of the same structure and shapes as the state.
       arguments: what the step is called with, as arrays or `jax.ShapeDtypeStruct`; for a function to be mapped, as one
         device sees them. What is no array is taken as static.
-      state_argnums: which arguments are the state: what all devices hold alike. All others may differ.
+      state_argnums: which argument is the state, or which are: what all devices hold alike. All others may differ.
       axis_name: of a function to be mapped; default: the axis that it reduces over.
       devices: size of that axis; default: the devices there are.
       device_axis: whether the state carries a leading device axis, as `jax.pmap` wants it; default: it does if every
@@ -87,13 +88,31 @@ def drifting(
     Returns: one `Drift` a leaf, empty if none differs. Named as in the state; with several states, each name begins
       with that of its parameter.
     Raises: TaskError: the step cannot be traced, or returns no next state. AxisNameError: a device axis that does not
-      exist, or none at all.
+      exist, or none at all. OptionError: `state_argnums` or `devices` that cannot be.
     """
+    state_argnums = _numbers(state_argnums, len(arguments))
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+        raise OptionError(
+            what=f"devices={devices!r}",
+            why="it is the size of the axis that the step is mapped over",
+            fix="use devices=2 or more, or leave it out for the devices there are",
+        )
     traced = trace_foreign(step, arguments, axis_name=axis_name, devices=devices)
     stacked = traced.is_stacked(state_argnums) if device_axis is None else device_axis
     labels = traced.labels(state_argnums, device_axis=stacked)
     outputs = next_state(traced, state_argnums)
     return varying_leaves(traced.jaxpr, labels, outputs=outputs, device_axis=stacked)
+
+
+def _numbers(argnums: Any, count: int) -> tuple[int, ...]:
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    if not numbers or any(not isinstance(number, int) or not 0 <= number < count for number in numbers):
+        raise OptionError(
+            what=f"state_argnums={argnums!r} for a step that is called with {format_count(count, 'argument')}",
+            why="it says which of them are the state",
+            fix="use the number of an argument, 0 for the first, or several of them",
+        )
+    return numbers
 
 
 def check_step(step: StepFunction, state: TrainState, *, batch: Any, valid: Array) -> None:

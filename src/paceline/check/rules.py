@@ -42,7 +42,7 @@ _SAME_VALUE = (
 
 
 def _scan(interpreter: Interpreter, equation: Any, values: list[Value]) -> list[Value]:
-    num_consts, num_carry = _scan_sizes(equation.params)
+    num_consts, num_carry = scan_sizes(equation.params)
     constants, xs = values[:num_consts], values[num_consts + num_carry :]
 
     def body(carry: list[Value]) -> tuple[Labels, list[Value], list[Value]]:
@@ -52,7 +52,7 @@ def _scan(interpreter: Interpreter, equation: Any, values: list[Value]) -> list[
     return interpreter.fixpoint(equation, values, first=values[num_consts : num_consts + num_carry], body=body)
 
 
-def _scan_sizes(params: Any) -> tuple[int, int]:
+def scan_sizes(params: Any) -> tuple[int, int]:
     """Number of constants and of carried values; JAX 0.12 keeps them in a tree."""
     if "num_carry" in params:
         return params["num_consts"], params["num_carry"]

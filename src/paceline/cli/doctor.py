@@ -37,7 +37,7 @@ def _doctor(arguments: list[str]) -> tuple[dict[str, Any], int]:
     prepare_devices(arguments)
     is_file = target not in SHIPPED and Path(target).is_file()
     if is_file and (why := _why_not_run(Path(target))) is not None:
-        found, file, devices = [_not_run(why)], target, _asked_devices(arguments)
+        found, file, devices = [_not_run(*why)], target, _asked_devices(arguments)
     else:
         found, file, devices = _examine(arguments, target)
     known = {(Path(finding.file or "").resolve(), finding.line) for finding in found if finding.line is not None}
@@ -84,12 +84,12 @@ def _asked_devices(arguments: list[str]) -> int | None:
     return int(value) if value is not None and value.isdigit() else None
 
 
-def _why_not_run(path: Path) -> str | None:
-    """Why a file is only read: it gives no value to ``task`` or ``recipe`` at its top, or is no Python. Else None."""
+def _why_not_run(path: Path) -> tuple[str, str] | None:
+    """Why a file is only read, and the fix: no value for ``task`` or ``recipe`` at its top, or no Python. Else None."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return "Python cannot read the file"
+        return "Python cannot read the file", "correct what the source check says below"
     names: set[str] = set()
     statements: list[ast.AST] = list(tree.body)
     while statements:
@@ -102,10 +102,15 @@ def _why_not_run(path: Path) -> str | None:
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("paceline"):
             names |= {alias.asname or alias.name for alias in node.names}
         statements.extend(ast.iter_child_nodes(node))
-    return "the file defines neither task() nor recipe" if names.isdisjoint({"task", "recipe", "*"}) else None
+    if not names.isdisjoint({"task", "recipe", "*"}):
+        return None
+    return (
+        "the file defines neither task() nor recipe",
+        "define task() that returns a paceline.Job to have them checked",
+    )
 
 
-def _not_run(why: str) -> Finding:
+def _not_run(why: str, fix: str) -> Finding:
     """In place of all checks before that of the source."""
     left = not_run("load", f"{why}, so batch, shapes, keys, memory and drift are unknown")
-    return dataclasses.replace(left, fix="define task() that returns a paceline.Job to have them checked")
+    return dataclasses.replace(left, fix=fix)

@@ -173,7 +173,8 @@ def _load(text: str, *, flag: str, folder: Path) -> Callable[..., Any]:
         ) from error
     found = getattr(module, function, None)
     if not callable(found):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name}
+        known = [key for key, value in own.items() if callable(value) and not key.startswith("_")]
         raise OptionError(
             what=f"--{flag} {text}: module {module_name!r} has no function {function!r}",
             why="there is nothing to verify",

@@ -7,15 +7,16 @@ Not here: the rules themselves (`data.batch`).
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paceline.base.errors import PacelineError
+from paceline.base.errors import BatchSizeError, PacelineError
 from paceline.base.units import format_count, format_percent
 from paceline.data.batch import BatchPlan, check_batch, plan_batches
-from paceline.data.tree import label
+from paceline.data.tree import count_rows, label
 from paceline.doctor.finding import Finding, error_finding
 from paceline.doctor.subject import Example, Subject
 from paceline.engine.update import Schedule
@@ -29,8 +30,8 @@ def batch_findings(subject: Subject, example: Example) -> tuple[list[Finding], i
     devices, microbatches = subject.num_devices, subject.parallel.accumulation
     try:
         if example.source_rows is None:
-            rows = check_batch(example.structure, devices=devices, microbatches=microbatches)
-            return [_shares(subject, rows, rows), _rate(subject, rows, subject.steps)], rows
+            rows, padded = _ready_rows(subject, example)
+            return [_shares(subject, rows, padded), _rate(subject, rows, subject.steps)], padded
         plan = plan_batches(
             example.source_rows, subject.batch, devices=devices, microbatches=microbatches, remainder=subject.remainder
         )
@@ -40,9 +41,28 @@ def batch_findings(subject: Subject, example: Example) -> tuple[list[Finding], i
     return [_shares(subject, plan.batch, plan.padded), _epoch(plan), _rate(subject, plan.batch, steps)], plan.padded
 
 
+def _ready_rows(subject: Subject, example: Example) -> tuple[int, int]:
+    """Rows of the first ready batch, as given and as the step sees them."""
+    devices, microbatches = subject.num_devices, subject.parallel.accumulation
+    if subject.remainder != "pad":
+        rows = check_batch(example.structure, devices=devices, microbatches=microbatches)
+        return rows, rows
+    unit = devices * microbatches
+    rows = count_rows(example.structure, noun="batch")
+    return rows, math.ceil(rows / unit) * unit
+
+
 def _refused(error: PacelineError, subject: Subject, example: Example) -> Finding:
-    """The error, with the leaf that would be cut: of rows that are read one by one it names none."""
+    """The error, with the leaf that would be cut: of rows that are read one by one it names none.
+
+    The size of ready batches is set where they are made: --batch does not change it.
+    """
     finding = error_finding("batch", error)
+    if example.source_rows is None and isinstance(error, BatchSizeError):
+        unit = subject.num_devices * subject.parallel.accumulation
+        lower, upper = example.rows // unit * unit, math.ceil(example.rows / unit) * unit
+        sizes = f"{lower} or {upper}" if lower else f"{upper}"
+        return dataclasses.replace(finding, fix=f"give batches of {sizes} rows, or use --remainder pad")
     if example.source_rows is None or not example.leaves:
         return finding
     name, shape, _ = example.leaves[0]

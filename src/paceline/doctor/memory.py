@@ -17,6 +17,8 @@ from paceline.base.units import format_bytes, format_percent
 from paceline.doctor.finding import Finding, Level
 from paceline.doctor.shapes import tree_bytes
 from paceline.doctor.subject import Program, Subject
+from paceline.engine.parallel import Parallel, Placement
+from paceline.engine.placement import summarize_placement
 
 _WARN = 0.9
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -98,18 +100,50 @@ def device_memory(devices: list[Any]) -> int | None:
 
 
 def _ways_out(subject: Subject, program: Program, memory: StepMemory | None, limit: int | None) -> str:
-    """Accumulation, placements, precision: what costs least first."""
+    """Accumulation, placements, precision: what costs least first, without what cannot help.
+
+    A placement cannot help if what a device still has to hold before the step begins is more than its memory; if that
+    is so of every placement, nothing can, since accumulation, precision and batch leave the state as it is.
+    """
     ways = [_accumulation(subject, program, memory, limit)]
-    placement, scheme = subject.parallel.placement, subject.parallel.scheme
-    if subject.num_devices > 1 and placement != "fsdp":
-        moved = "" if scheme != "pmap" else " and --scheme per_device"
-        optimizer = tree_bytes(program.state.opt_state) // (subject.num_devices if scheme == "pmap" else 1)
-        if placement == "replicated":
-            ways.append(f"--placement zero1{moved} (the {format_bytes(optimizer)} of optimizer state shared)")
-        ways.append(f"--placement fsdp{moved} (the parameters too)")
+    now, saved = subject.parallel.placement, _savings(subject, program)
+    if memory is not None and limit is not None:
+        least = memory.arguments - max(saved.values(), default=0)
+        if least > limit:
+            under = " even under --placement fsdp" if saved else ""
+            return (
+                f"no option makes it fit, since a device has to hold {format_bytes(least)} of state and batch{under}: "
+                "use more or larger devices, or a smaller model"
+            )
+        saved = {name: size for name, size in saved.items() if size and memory.arguments - size <= limit}
+    moved = "" if subject.parallel.scheme != "pmap" else " and --scheme per_device"
+    shares = {"zero1": "optimizer state shared", "fsdp": "parameters shared" if now == "zero1" else "parameters too"}
+    for name, size in saved.items():
+        takes = "" if memory is None else f": about {format_bytes(memory.peak - size)} a device"
+        ways.append(f"--placement {name}{moved} ({shares[name]}{takes})")
     if subject.parallel.precision == "float32":
         ways.append("--precision bfloat16 (smaller activations)")
     return "; ".join(way for way in [*ways, "a smaller --batch"] if way)
+
+
+def _savings(subject: Subject, program: Program) -> dict[Placement, int]:
+    """Bytes of a device that each further placement would leave to the others, the cheaper placement first."""
+    placement, devices = subject.parallel.placement, subject.num_devices
+    further: dict[Placement, tuple[Placement, ...]] = {"replicated": ("zero1", "fsdp"), "zero1": ("fsdp",), "fsdp": ()}
+    if devices == 1:
+        return {}
+    now = _held_bytes(subject, program, placement)
+    return {name: now - _held_bytes(subject, program, name) for name in further[placement]}
+
+
+def _held_bytes(subject: Subject, program: Program, placement: Placement) -> int:
+    """What one device holds of parameters, optimizer state and moving average under a placement."""
+    state = program.state
+    if subject.parallel.scheme == "pmap":  # without the device axis
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+    fields = summarize_placement(state, parallel=Parallel(placement=placement), mesh=subject.trainer.mesh)
+    split = {entry.field: entry.device_bytes for entry in fields}
+    return sum(split.get(name, tree_bytes(getattr(state, name))) for name in ("params", "opt_state", "ema"))
 
 
 def _accumulation(subject: Subject, program: Program, memory: StepMemory | None, limit: int | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,13 +18,14 @@ from paceline.base.units import format_count
 from paceline.check.dataflow import Draw
 from paceline.check.keys import KeyFinding, draws, key_findings
 from paceline.check.replication import check_step
+from paceline.data.batch import HostBatch, valid_rows
 from paceline.doctor.batch import batch_findings
 from paceline.doctor.finding import Finding, error_finding, not_run
 from paceline.doctor.memory import memory_findings
 from paceline.doctor.shapes import batch_shape_findings, state_findings
-from paceline.doctor.subject import Program, Subject, abstract_program, read_example
+from paceline.doctor.subject import Example, Program, Subject, abstract_program, read_example
 from paceline.engine.usercode import user_code, with_data_axis
-from paceline.train.batching import DataOptions, plan_run
+from paceline.train.batching import DataOptions, plan_run, refuse_padding
 
 _CHECKS = ("batch", "shapes", "keys", "memory", "drift")
 _PLACE = re.compile(r"look at (?P<file>.+):(?P<line>\d+) in ")
@@ -51,33 +51,33 @@ def preflight(subject: Subject) -> list[Finding]:
     try:
         program = abstract_program(subject, example, rows=rows)
         found += state_findings(subject, program)
-        _refuse_padding(subject, program)
-        loss_draws = _loss_draws(program)
+        _refuse_padding(subject, example, program)
+        keys = _keys(subject, _loss_draws(program))
     except PacelineError as error:
         return [*found, _located("shapes", error), *_left_out("keys", "no step can be made of this task")]
-    found += _keys(subject, loss_draws)
-    found += _unless_it_raises("memory", lambda: memory_findings(subject, program))
-    return found + _unless_it_raises("drift", lambda: _drift(subject, program))
+    try:
+        memory = memory_findings(subject, program)
+    except PacelineError as error:
+        return [*found, _located("shapes", error), *keys, *_left_out("memory", "no step can be made of this task")]
+    return [*found, *keys, *memory, *_drift(subject, program)]
 
 
-def _refuse_padding(subject: Subject, program: Program) -> None:
+def _refuse_padding(subject: Subject, example: Example, program: Program) -> None:
     """Raise BatchSizeError for padding that the task cannot leave out, as training would."""
+    maskable = functools.partial(program.step.is_maskable, program.state, program.batch)
+    if example.source_rows is None:
+        valid = valid_rows(example.rows, program.valid.size)
+        host = HostBatch(example.structure, valid, rows=example.rows, epoch=0, position=0, indices=None)
+        refuse_padding(host, program.state.model_state, maskable=maskable)
+        return
     options = DataOptions(subject.batch, steps=1, remainder=subject.remainder)
     devices, microbatches = subject.num_devices, subject.parallel.accumulation
     plan = plan_run(subject.data, options, devices=devices, microbatches=microbatches, first_step=0)
-    maskable = functools.partial(program.step.is_maskable, program.state, program.batch)
     plan.refuse_padding(program.state.model_state, maskable=maskable)
 
 
 def _left_out(first: str, why: str) -> list[Finding]:
     return [not_run(check, why) for check in _CHECKS[_CHECKS.index(first) :]]
-
-
-def _unless_it_raises(check: str, run: Callable[[], list[Finding]]) -> list[Finding]:
-    try:
-        return run()
-    except PacelineError as error:
-        return [_located(check, error)]
 
 
 def _located(check: str, error: PacelineError) -> Finding:
@@ -125,7 +125,10 @@ def _key_finding(fault: KeyFinding) -> Finding:
 
 
 def _drift(subject: Subject, program: Program) -> list[Finding]:
-    check_step(program.step, program.state, batch=program.batch, valid=program.valid)
+    try:
+        check_step(program.step, program.state, batch=program.batch, valid=program.valid)
+    except PacelineError as error:
+        return [_located("drift", error)]
     if subject.num_devices == 1:
         return [Finding("drift", "ok", "one device: there is no other to differ from")]
     if subject.parallel.scheme == "global_view":

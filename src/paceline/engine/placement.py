@@ -30,6 +30,7 @@ from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import DATA_AXIS, replicated, split_rows
 
 _SPLIT_FIELDS = {"replicated": (), "zero1": ("opt_state", "ema"), "fsdp": ("params", "opt_state", "ema")}
+_NAMED_AT_MOST = 3
 _WORDS = {"params": "the parameters", "opt_state": "the optimizer state", "ema": "the moving average"}
 
 
@@ -133,12 +134,15 @@ def _field_placement(field: str, tree: Any, num_devices: int) -> FieldPlacement:
 
 
 def placement_text(fields: list[FieldPlacement], *, placement: str, num_devices: int) -> str:
-    """``zero1: 12 of 14 leaves of the optimizer state split over 4 devices, 2 replicated (10 B)``."""
+    """``zero1: 12 of 14 leaves of the optimizer state split over 4 devices, 2 replicated (10 B): 0.count, 0.mu.b``."""
     if not fields:
         return placement
     counts = [
         f"{entry.leaves - len(entry.replicated)} of {entry.leaves} leaves of {_WORDS[entry.field]}" for entry in fields
     ]
-    whole, size = sum(len(entry.replicated) for entry in fields), sum(entry.replicated_bytes for entry in fields)
+    whole, size = [name for entry in fields for name in entry.replicated], sum(f.replicated_bytes for f in fields)
     text = f"{placement}: {', '.join(counts)} split over {format_count(num_devices, 'device')}"
-    return f"{text}, {whole} replicated ({format_bytes(size)})" if whole else text
+    if not whole:
+        return text
+    names = ", ".join(whole[:_NAMED_AT_MOST]) + (", ..." if len(whole) > _NAMED_AT_MOST else "")
+    return f"{text}, {len(whole)} replicated ({format_bytes(size)}): {names}"

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
-from paceline.base.errors import StateError
+from paceline.base.errors import SchemeError, StateError
 from paceline.engine.parallel import Parallel
 from paceline.engine.placement import is_placed, sharded_dim, state_shardings
 from paceline.engine.precision import LossScale, initial_loss_scale, master_params
 from paceline.engine.rng import base_key
+from paceline.engine.usercode import optimizer_code
 from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import replicated, split_rows
 
@@ -65,27 +66,45 @@ def new_state(
 ) -> TrainState:
     """The state before the first step, without a device axis. Traceable."""
     params = master_params(params)
+    with optimizer_code(optimizer):
+        opt_state = optimizer.init(params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         skipped=jnp.zeros((), jnp.int32),
         empty=jnp.zeros((), jnp.int32),
         params=params,
         model_state=model_state,
-        opt_state=optimizer.init(params),
+        opt_state=opt_state,
         rng=base_key(seed),
         ema=None if parallel.ema_decay is None else jax.tree.map(jnp.copy, params),
         loss_scale=initial_loss_scale() if parallel.precision == "float16" else None,
     )
 
 
+def check_context() -> None:
+    """Raise SchemeError where `jax.set_mesh` has set a mesh of explicit axes, which ordinary code does not take."""
+    context = jax.sharding.get_abstract_mesh()
+    if AxisType.Explicit in context.axis_types:
+        raise SchemeError(
+            what=f"a trainer was called where jax.set_mesh has set a mesh with explicit axes {context.axis_names}",
+            why="a step compiles for the trainer's own mesh, and JAX refuses the mix of both",
+            fix="call it outside of jax.set_mesh, or set a mesh with axis_types=(jax.sharding.AxisType.Auto,)",
+        )
+
+
 def place_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainState:
-    """Copy a state without device axis to where the scheme keeps it. The given arrays stay the caller's."""
+    """Copy a state without device axis to where the scheme keeps it. The given arrays stay the caller's.
+
+    Raises: StateError: a state that a step used up, or one with a device axis.
+    """
+    _check_unused(state)
+    _check_no_axis(state, parallel)
     if parallel.scheme != "pmap":
         # Copied first: device_put aliases arrays of one of the devices and aligned numpy memory, whatever may_alias is.
         copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, Array) else np.array(leaf), state)
         return jax.device_put(copied, state_shardings(state, parallel=parallel, mesh=mesh), may_alias=False)
     program = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=split_rows(mesh))
-    return program(state, num_devices=mesh.size)
+    return program(jax.device_put(state, replicated(mesh)), num_devices=mesh.size)
 
 
 def add_device_axis(state: Any, *, num_devices: int) -> Any:
@@ -97,7 +116,10 @@ def drop_device_axis(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> Tr
     """The state as one device has it, replicated over the mesh; under `pmap` the copy of the first device.
 
     Split leaves are gathered; those that are replicated already are the state's own arrays.
+
+    Raises: StateError: a state that a step used up.
     """
+    _check_unused(state)
     if parallel.scheme != "pmap":
         return jax.device_put(state, replicated(mesh)) if is_placed(parallel, mesh) else state
     return jax.jit(_first_copy, out_shardings=replicated(mesh))(state)
@@ -109,13 +131,20 @@ def _first_copy(state: TrainState) -> TrainState:
 
 
 def check_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> None:
-    """Raise StateError for a state that another trainer made, or that a step used up, before XLA complains."""
-    if state.step.is_deleted():
+    """Raise StateError for a state that another trainer made, or that a step used up, before XLA complains.
+
+    Raises: SchemeError: `jax.set_mesh` is in force with explicit axes.
+    """
+    check_context()
+    if not isinstance(state, TrainState) or not isinstance(state.step, Array):
         raise StateError(
-            what="the state was given to a step before, which reused its memory",
-            why="its numbers are gone",
-            fix="go on with the state that step or fit returned, or use Parallel(donate=False)",
+            what=f"the state is a {type(state).__name__}"
+            + (" with arrays of the host" if isinstance(state, TrainState) else ""),
+            why="a step takes a TrainState that lives on the trainer's devices",
+            fix="put it there with trainer.place(state), or begin with trainer.init",
         )
+    if state.step.is_deleted():
+        raise _used_up()
     check_device_axis(state, parallel=parallel, num_devices=mesh.size)
     for field, wanted in (("ema", parallel.ema_decay is not None), ("loss_scale", parallel.precision == "float16")):
         if (getattr(state, field) is not None) != wanted:
@@ -130,6 +159,39 @@ def check_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> None:
             why="another trainer made it",
             fix=_COPY,
         )
+
+
+def check_optimizer_state(state: TrainState, optimizer: optax.GradientTransformation, *, parallel: Parallel) -> None:
+    """Raise StateError if another optimizer made the state: its tree is not the one that this one begins with."""
+    axes = 1 if parallel.scheme == "pmap" else 0  # some optimizers keep another state for matrices than for vectors
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), state.params)
+    with optimizer_code(optimizer):
+        wanted = jax.eval_shape(optimizer.init, params)
+    if jax.tree.structure(state.opt_state) == jax.tree.structure(wanted):
+        return
+    held, own = ([name for name, _ in named_leaves(tree)] for tree in (state.opt_state, wanted))
+    odd = [f"{name!r}, which this optimizer has not" for name in held if name not in own]
+    odd += [f"no {name!r}, which this optimizer has" for name in own if name not in held]
+    raise StateError(
+        what="the optimizer state is that of another optimizer: it has "
+        + (odd[0] if odd else "the same leaves in other containers"),
+        why="an update reads its own moments and counts from it",
+        fix="use the optimizer that the state was made with, or begin with trainer.init(params)",
+    )
+
+
+def _check_unused(state: TrainState) -> None:
+    """Raise StateError if a leaf was donated: jax (0.10) may crash the process that reads it."""
+    if any(isinstance(leaf, Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        raise _used_up()
+
+
+def _used_up() -> StateError:
+    return StateError(
+        what="the state was given to a step before, which reused its memory",
+        why="its numbers are gone",
+        fix="go on with the state that step or fit returned, or use Parallel(donate=False)",
+    )
 
 
 def check_placement(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> None:
@@ -155,12 +217,7 @@ def check_placement(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> Non
 def check_device_axis(state: TrainState, *, parallel: Parallel, num_devices: int) -> None:
     """Raise StateError naming the first leaf that lacks the leading device axis of the `pmap` scheme."""
     if parallel.scheme != "pmap":
-        if state.step.ndim:
-            raise StateError(
-                what=f"the state has a leading device axis of size {state.step.shape[0]}",
-                why=f"that is the form of scheme='pmap', not of scheme={parallel.scheme!r}",
-                fix="drop it with the trainer that made it: trainer.place(other_trainer.single(state))",
-            )
+        _check_no_axis(state, parallel)
         return
     if all(np.shape(leaf)[:1] == (num_devices,) for leaf in jax.tree.leaves(state)):
         return  # asked before each step, and names are dear
@@ -170,6 +227,17 @@ def check_device_axis(state: TrainState, *, parallel: Parallel, num_devices: int
             raise StateError(
                 what=f"state leaf {name!r} has shape {shape}, without a leading device axis of size {num_devices}",
                 why="under scheme='pmap' every leaf holds one copy a device along its first dim",
-                fix="make the state with Trainer.init, or stack "
+                fix="make the state with Trainer.init, copy one of another trainer with "
+                "trainer.place(other_trainer.single(state)), or stack "
                 f"{num_devices} copies of each leaf along a new first dim",
             )
+
+
+def _check_no_axis(state: TrainState, parallel: Parallel) -> None:
+    if np.ndim(state.step):
+        raise StateError(
+            what=f"the state has a leading device axis of size {np.shape(state.step)[0]}",
+            why="that is the form in which scheme='pmap' steps, "
+            + ("not the one to place" if parallel.scheme == "pmap" else f"not that of scheme={parallel.scheme!r}"),
+            fix="drop it with the trainer that made it: trainer.place(other_trainer.single(state))",
+        )

@@ -70,13 +70,13 @@ def merge_model_state(local: Any, means: Sequence[Array], *, statistics: Sequenc
     """The model state of all devices' rows together.
 
     Args:
-      local: this device's model state after all microbatches. Undeclared floating-point leaves are averaged, the
-        largest is taken of all others (counters and keys advance alike).
+      local: this device's model state after all microbatches. Undeclared floating-point and complex leaves are
+        averaged, the largest is taken of all others (counters and keys advance alike).
       means: for each statistic ``[n, ...]``, the `batch_means` of every microbatch.
     """
     leaves = dict(named_leaves(local))
     floats = {name: leaf for name, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
-    others = {name: _largest(leaf, axis) for name, leaf in leaves.items() if name not in floats}
+    others = {name: _agreed(leaf, axis) for name, leaf in leaves.items() if name not in floats}
     merged, first, second = mean_packed((floats, list(means), [mean**2 for mean in means]), axis)
     for entry, average, square in zip(statistics, first, second, strict=True):
         spread = jnp.maximum(square - average**2, 0)
@@ -85,7 +85,9 @@ def merge_model_state(local: Any, means: Sequence[Array], *, statistics: Sequenc
     return map_named(lambda name, leaf: merged[name], local)
 
 
-def _largest(leaf: Array, axis: str) -> Array:
+def _agreed(leaf: Array, axis: str) -> Array:
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return lax.pmean(leaf, axis)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = lax.pmax(jax.random.key_data(leaf), axis)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
@@ -116,5 +118,12 @@ def same_types(new: Any, old: Any) -> Any:
                 what=f"model state leaf {name!r} changed its shape from {jnp.shape(before)} to {jnp.shape(after)}",
                 why="every step must return the shapes that it was given",
                 fix="keep the leaf's shape, or reduce the value over the batch first",
+            )
+        kinds = [leaf.dtype for leaf in (before, after) if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)]
+        if kinds and jnp.result_type(before) != jnp.result_type(after):
+            raise StateError(
+                what=f"model state leaf {name!r} changed its type from {before.dtype} to {jnp.result_type(after)}",
+                why="every step must return the types that it was given, and no key turns into one of another kind",
+                fix="keep a key of its own kind: split or fold_in the key that the model state holds, not the step's",
             )
     return jax.tree.map(lambda after, before: jnp.asarray(after).astype(before.dtype), new, old)

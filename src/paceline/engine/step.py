@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from paceline.base.errors import SchemeError
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.schemes import classic, global_view, per_device
-from paceline.engine.state import TrainState, check_device_axis, check_placement
+from paceline.engine.state import TrainState, check_device_axis, check_optimizer_state, check_placement
 from paceline.engine.update import StepSpec
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import outcome_is_maskable
@@ -122,6 +122,7 @@ class StepFunction:
 
     def _build(self, state: TrainState, batch: Any) -> Callable[..., Any]:
         check_device_axis(state, parallel=self.spec.parallel, num_devices=self.spec.mesh.size)
+        check_optimizer_state(state, self.spec.optimizer, parallel=self.spec.parallel)
         self._check_placement(state)
         spec = self.spec
         if spec.parallel.scheme == "global_view":

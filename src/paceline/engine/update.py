@@ -23,6 +23,7 @@ from paceline.engine.parallel import Parallel
 from paceline.engine.placement import is_placed, split_shardings
 from paceline.engine.precision import next_loss_scale
 from paceline.engine.state import TrainState
+from paceline.engine.usercode import optimizer_code
 from paceline.tasks.task import Task
 from paceline.tasks.tree import named_leaves
 
@@ -35,7 +36,8 @@ class StepSpec:
 
     Args:
       task: the user's loss.
-      optimizer: any optax optimizer.
+      optimizer: any optax optimizer that does not evaluate the loss itself, as `lbfgs` with a line search, `sam` and
+        `sophia` do.
       parallel: how the step runs.
       mesh: the data mesh.
       schedule: learning rate by update count, for reports; the optimizer has its own copy.
@@ -130,7 +132,8 @@ def _next_state(
     optimizer = optax.with_extra_args_support(spec.optimizer)
 
     def updated() -> tuple[Any, Any, Any, Any]:
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=loss, grad=gradients)
+        with optimizer_code(spec.optimizer):
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=loss, grad=gradients)
         params = optax.apply_updates(state.params, updates)
         return params, opt_state, sums.model_state, _moving_average(state.ema, params, spec.parallel.ema_decay)
 

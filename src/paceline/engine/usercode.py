@@ -11,9 +11,11 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
+import optax
 
 from paceline.base.errors import AxisNameError, PacelineError, TaskError
 from paceline.tasks.task import LossFunction, Task
@@ -28,14 +30,17 @@ _OURS = str(Path(__file__).parents[1])
 def user_code(what: str, *, when: str = "to trace it on abstract arrays of the batch's shapes") -> Iterator[None]:
     """Raise TaskError (or AxisNameError) for whatever the user's code raises inside; `what` names the code.
 
-    Exceptions raised by Paceline's own lines pass unchanged: they are our bugs.
+    Exceptions raised by Paceline's own lines pass unchanged: they are our bugs. So does a `SystemExit` that no line of
+    the user's raised, such as that of ``--help``.
     """
     try:
         yield
     except PacelineError:
         raise
+    except SystemExit as error:
+        raise _exit_error(what, error) or error from error
     except NameError as error:
-        raise _axis_error(error) or _task_error(what, error, when) from error
+        raise _axis_error(what, error) or _task_error(what, error, when) from error
     except jax.errors.JaxRuntimeError as error:
         raise _callback_error(what, error) or error from error
     except Exception as error:
@@ -43,6 +48,33 @@ def user_code(what: str, *, when: str = "to trace it on abstract arrays of the b
         if place is None:
             raise
         raise _task_error(what, error, when) from error
+
+
+@contextlib.contextmanager
+def optimizer_code(optimizer: optax.GradientTransformation) -> Iterator[None]:
+    """Raise TaskError for whatever the optimizer raises inside, also if all its lines are of an installed package."""
+    try:
+        with user_code("the optimizer", when="to trace it on the parameters and their gradients"):
+            yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        frame = _optimizer_frame(error)
+        update: Any = optimizer.update
+        name = getattr(update, "__qualname__", repr(update)) if frame is None else frame.f_code.co_qualname
+        raise TaskError(
+            what=f"the optimizer, made by {name.partition('.')[0]}, raised {type(error).__name__}: {error}",
+            why="a step gives an optimizer the mean gradient, its state, the parameters, and the loss as `value`",
+            fix="use another optimizer: lbfgs with a line search, sam and sophia evaluate the loss themselves, which a "
+            "step does not offer (optax.lbfgs(linesearch=None) runs); sm3 takes no scalar parameters",
+        ) from error
+
+
+def _optimizer_frame(error: BaseException) -> FrameType | None:
+    """The innermost frame of an `init` or `update` that an optimizer's maker defined, if there is one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    made = [frame for frame in frames if re.search(r"<locals>.*(init|update)", frame.f_code.co_qualname)]
+    return next((frame for frame in reversed(made) if not is_ours(frame.f_code.co_filename)), None)
 
 
 def with_data_axis(task: Task, *arguments: Any, fields: Sequence[str] = ("loss", "evaluate")) -> Task:
@@ -86,14 +118,32 @@ def unbound_axis(error: BaseException | None) -> str | None:
     return None if found is None else found[1]
 
 
-def _axis_error(error: NameError) -> PacelineError | None:
+def _axis_error(what: str, error: NameError) -> PacelineError | None:
     axis = unbound_axis(error)
     if axis is None:
         return None
+    if axis == DATA_AXIS:
+        return AxisNameError(
+            what=f"{what} names the device axis {axis!r} in a program that has no device axis",
+            why="the step of scheme='global_view', and every update of zero1 and fsdp, work on whole arrays",
+            fix="use scheme='per_device' with placement='replicated', or do not name the axis outside the loss",
+        )
     return AxisNameError(
         what=f"the task names a device axis {axis!r}; Paceline's axis is called {DATA_AXIS!r}",
         why="a reduction over an axis that does not exist cannot be compiled",
         fix=f"use axis_name={DATA_AXIS!r} in the model, or leave axis_name out and set batch_norm='synced'",
+    )
+
+
+def _exit_error(what: str, error: SystemExit) -> PacelineError | None:
+    """The error of the user's code that left the program; None if it was not the user's."""
+    place = _user_line(error)
+    if place is None:
+        return None
+    return TaskError(
+        what=f"{what} left with sys.exit({'' if error.code is None else repr(error.code)})",
+        why="the command would end with it, before it has done anything",
+        fix=f"guard it with if __name__ == '__main__', or raise an exception instead: look at {place}",
     )
 
 

@@ -98,7 +98,7 @@ def _recipe_of(module: ModuleType, path: Path) -> Recipe:
 
 
 def _call(task: Callable[..., Any], shape: RunShape, path: Path) -> Job:
-    job = task(shape) if inspect.signature(task).parameters else task()
+    job = task(*_arguments(task, shape, path))
     if not isinstance(job, Job):
         raise RecipeError(
             what=f"task() in {path} returned a {type(job).__name__}",
@@ -106,3 +106,18 @@ def _call(task: Callable[..., Any], shape: RunShape, path: Path) -> Job:
             fix="return paceline.Job(task=..., optimizer=..., data=...)",
         )
     return job
+
+
+def _arguments(task: Callable[..., Any], shape: RunShape, path: Path) -> tuple[RunShape, ...]:
+    """The shape of the run for a task that has a parameter, else nothing."""
+    signature = inspect.signature(task)
+    given = (shape,) if signature.parameters else ()
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise RecipeError(
+            what=f"task{signature} in {path} cannot be called with the shape of the run: {error}",
+            why="Paceline calls task() or task(shape), and nothing else could fill other parameters",
+            fix="define task(), or task(shape) with one parameter; options go into a paceline.Recipe",
+        ) from error
+    return given

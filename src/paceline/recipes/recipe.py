@@ -45,7 +45,7 @@ class Job:
 
     Args:
       task: the loss, with an init.
-      optimizer: any optax optimizer.
+      optimizer: an optax optimizer, as `Trainer` takes it.
       data: `paceline.rows`, a map-style data set, or an iterable of batches.
       evaluation: data that is evaluated during and after the run.
       schedule: learning rate by update, for reports.

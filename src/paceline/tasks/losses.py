@@ -64,7 +64,7 @@ class Totals(NamedTuple):
 
     def mean(self) -> Array:
         """total / weight as a floating-point scalar; 0.0 when the weight is 0."""
-        dtype = jnp.result_type(self.total.dtype, jnp.float32)
+        dtype = jnp.result_type(self.total.dtype, float)
         weight = self.weight.astype(dtype)
         safe = jnp.where(weight == 0, jnp.ones((), dtype), weight)
         return jnp.where(weight == 0, jnp.zeros((), dtype), self.total.astype(dtype) / safe)

@@ -33,16 +33,16 @@ class AuditOptions:
       every: updates between audits; one precedes the first update and one follows the last. 0: none at all.
       on_divergence: `stop` with an error, `warn` and go on, or `repair`: copy the state of a device that agrees with
         the majority.
-    Raises: OptionError: a negative number, or another word.
+    Raises: OptionError: no whole number or a negative one, or another word.
     """
 
     every: int = 500
     on_divergence: OnDivergence = "stop"
 
     def __post_init__(self) -> None:
-        if self.every < 0:
+        if not isinstance(self.every, int) or self.every < 0:
             raise OptionError(
-                what=f"audit_every={self.every}",
+                what=f"audit_every={self.every!r}",
                 why="replicas are compared every so many updates",
                 fix="use audit_every=1 or more, or 0 to leave audits out",
             )
@@ -216,7 +216,8 @@ class RunAudits:
         since = "" if self._equal_at is None else f" and were equal after step {self._equal_at}"
         repairable = self._options.on_divergence == "stop" and all(divergence.odd for divergence in found)
         choice = (
-            "go on with --on-divergence repair, which copies the state of a device that agrees with the majority"
+            "go on with --on-divergence repair (in Python fit(on_divergence='repair')), which copies the state of a "
+            "device that agrees with the majority"
             if repairable
             else "go back to a state from before the difference"
         )

@@ -29,6 +29,7 @@ from paceline.engine.rng import base_key
 from paceline.engine.state import (
     TrainState,
     add_device_axis,
+    check_context,
     check_state,
     drop_device_axis,
     new_state,
@@ -57,7 +58,8 @@ class Trainer:
 
     Args:
       task: the user's loss, from `paceline.task` or an adapter.
-      optimizer: any optax optimizer; its schedules count updates.
+      optimizer: any optax optimizer that does not evaluate the loss itself, as `lbfgs` with a line search, `sam` and
+        `sophia` do; its schedules count updates.
       devices: how many devices, or which; default: all that are visible.
       parallel: scheme, accumulation, precision and the rest.
       schedule: learning rate by update, for reports only: optax does not tell it, except for an optimizer that was made
@@ -118,6 +120,7 @@ class Trainer:
           seed: of the parameters (if the task makes them), of dropout and of everything else random in the step.
         Raises: TaskError: no parameters given and the task has no init. StateError: a parameter that is no float array.
         """
+        check_context()
         make = functools.partial(new_state, self.spec.optimizer, self.parallel, seed=seed)
         if params is not None:
             given = jax.tree.map(_as_array, (params, {} if model_state is None else model_state))
@@ -144,11 +147,21 @@ class Trainer:
             return jax.jit(made, out_shardings=places)(*inputs)
 
     def place(self, state: TrainState) -> TrainState:
-        """A state without device axis, for example one from the host, copied to where this trainer keeps states."""
+        """A state without device axis, for example one from the host, copied to where this trainer keeps states.
+
+        Raises: StateError: a state that a step used up, or one with a device axis.
+        """
         return place_state(state, parallel=self.parallel, mesh=self.mesh)
 
     def single(self, state: TrainState) -> TrainState:
-        """The state as one device has it: without the device axis of `pmap`, every leaf whole on every device."""
+        """The state as one device has it: without the device axis of `pmap`, every leaf whole on every device.
+
+        Leaves that are whole already are the arrays of `state` itself: all of them without placement, those that could
+        not be split with it. The next step takes their memory (unless `donate=False`), so read them before it, or keep
+        ``jax.tree.map(jax.numpy.copy, ...)`` of them.
+
+        Raises: StateError: a state that a step used up.
+        """
         return drop_device_axis(state, parallel=self.parallel, mesh=self.mesh)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:

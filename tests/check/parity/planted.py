@@ -315,3 +315,20 @@ def callback_noise(params: Any, batch: Any) -> Any:
 def summed_over_devices(params: Any, batch: Any) -> Any:
     """Already reduced over the device axis inside the loss."""
     return lax.psum(error(params, batch), "data")
+
+
+def counts_rows(params: Any, model_state: Any, batch: Any, rng: Any) -> Any:
+    """Keeps a count and a sum of what it saw."""
+    rows = error(params, batch)
+    seen = {"count": model_state["count"] + (batch["y"] > 0).sum(), "sum": model_state["sum"] + batch["x"].sum()}
+    return paceline.Outcome(rows, {}, seen)
+
+
+def centred(params: Any, batch: Any) -> Any:
+    """Rows less the mean of the rows that are there, whatever is random."""
+    return error(params, {**batch, "x": batch["x"] - batch["x"].mean(0)})
+
+
+def flat(params: Any, batch: Any) -> Any:
+    """A loss without a slope."""
+    return error(jax.tree.map(jax.lax.stop_gradient, params), batch)

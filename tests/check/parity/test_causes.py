@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 
 import paceline
@@ -20,11 +21,11 @@ def verified_step(step, *, loss=planted.mean_error, optimizer=planted.SGD, devic
     )  # fmt: skip
 
 
-def verified_task(loss, *, schemes=("per_device",), devices=(2,), accumulation=(1,), **task):
+def verified_task(loss, *, schemes=("per_device",), devices=(2,), accumulation=(1,), model_state=None, **task):
     """A task under Paceline's own step, in the fewest programs that show its mistake."""
     return verify(
         paceline.task(loss, **task), planted.SGD, data=planted.table(), params=planted.params(),
-        model_state=planted.model_state() if "statistics" in task else None, schemes=schemes,
+        model_state=planted.model_state() if "statistics" in task else model_state, schemes=schemes,
         placements=("replicated",), devices=devices, accumulation=accumulation, updates=2, batch=16,
     )  # fmt: skip
 
@@ -110,7 +111,18 @@ TASKS = {
     "a metric that is a sum": (planted.metric_sum, {}, {causes.METRIC_SUMMED}),
     "numpy noise in the trace": (planted.noise_of_the_host, {}, {causes.NONDETERMINISTIC}),
     "numpy noise in a callback": (planted.callback_noise, {}, {causes.NONDETERMINISTIC}),
-    "a variance not declared": (planted.batch_norm_loss, {"undeclared": True}, {causes.VARIANCE_AVERAGED}),
+    "rows less their mean": (planted.centred, {}, {causes.ROWS_INTERACT}),
+    "no slope": (planted.flat, {}, {causes.NOTHING_SHOWN}),
+    "sums in the model state": (
+        planted.counts_rows,
+        {"model_state": {"count": np.zeros((), np.int32), "sum": np.zeros((), np.float32)}},
+        {causes.STATE_SUMMED},
+    ),
+    "a variance not declared": (
+        planted.batch_norm_loss,
+        {"model_state": planted.model_state()},
+        {causes.VARIANCE_AVERAGED},
+    ),
 }
 
 
@@ -118,17 +130,9 @@ TASKS = {
 def test_the_mistake_of_a_task_is_named(mistake):
     """The causes and no other."""
     loss, options, expected = TASKS[mistake]
-    outcome = undeclared() if options else verified_task(loss)
+    outcome = verified_task(loss, **options)
     assert not outcome.ok
     assert named(outcome) == {cause.name for cause in expected}, outcome.lines()
-
-
-def undeclared():
-    return verify(
-        paceline.task(planted.batch_norm_loss), planted.SGD, data=planted.table(), params=planted.params(),
-        model_state=planted.model_state(), schemes=("per_device",), placements=("replicated",), devices=(2,),
-        accumulation=(1,), updates=2, batch=16,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -195,11 +195,14 @@ PMEAN, PSUM = 'grads = lax.pmean(grads, "data")', 'grads = lax.psum(grads, "data
 PCAST = 'params = lax.pcast(params, "data", to="varying")'
 
 
-@pytest.mark.parametrize(("after", "times"), [(PMEAN, "K times"), ("pass", "K times"), (PSUM, "K^2 times")])
-def test_a_gradient_that_is_summed_already_is_an_error(check, after, times):
+@pytest.mark.parametrize(
+    ("after", "times", "level"),
+    [(PMEAN, "K times", "error"), ("pass", "K times", "warning"), (PSUM, "K^2 times", "error")],
+)
+def test_a_gradient_that_is_summed_already_is_told(check, after, times, level):
     """shard_map with its default check, replicated parameters: the fact that most ports trip over."""
     found = only(check(CHECKED.format(before="pass", loss="loss_fn", after=after)))
-    assert found.level == "error" and times in found.what and found.fix is not None
+    assert found.level == level and times in found.what and found.fix is not None
     assert 'jax.lax.pcast(params, "data", to="varying")' in found.fix
 
 
@@ -207,6 +210,163 @@ def test_a_gradient_that_is_summed_already_is_an_error(check, after, times):
 def test_the_two_right_forms_raise_no_alarm(check, before, loss, after):
     """A cast before and one pmean after, or the pmean inside the loss."""
     assert not check(CHECKED.format(before=before, loss=loss, after=after))
+
+
+@pytest.mark.parametrize("after", [PMEAN, "pass", PSUM])
+def test_the_gradient_of_a_sum_over_all_rows_is_only_a_warning(check, after):
+    """Divided by the number of all rows, the sum of the devices is right: the finding says for which loss it holds."""
+    total = "    def total(params, batch):\n        return jnp.sum(loss_fn(params, batch)) / 1024\n"
+    found = only(check(total + CHECKED.format(before="pass", loss="total", after=after)))
+    assert found.level == "warning" and "if its loss is a mean over the rows of one device" in found.what
+
+
+PLAIN = """
+    def step(params, batch):
+        grads = jax.grad({loss})(params, batch)
+        {line}
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    def total(params, batch):
+        return jnp.sum((batch["x"] * params["w"]) ** 2)
+    p_step = jax.pmap(step, axis_name="batch")
+"""
+
+
+def test_a_psum_of_mean_gradients_under_pmap_is_a_warning(check):
+    """K times the gradient; the fix is pmean."""
+    found = only(check(PLAIN.format(loss="loss_fn", line='grads = lax.psum(grads, "batch")')))
+    assert found.level == "warning" and "K times those of the mean loss" in found.what
+    assert "jax.lax.pmean" in (found.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        ("total", 'grads = lax.psum(grads, "batch")'),
+        ("loss_fn", 'grads = jax.tree.map(lambda g: lax.psum(g, "batch") / lax.axis_size("batch"), grads)'),
+        (
+            "loss_fn",
+            'scale = 1 / jax.device_count(); grads = jax.tree.map(lambda g: g * scale, lax.psum(grads, "batch"))',
+        ),
+    ],
+)
+def test_a_psum_that_may_be_right_raises_no_alarm(check, loss, line):
+    """Of a sum, or with a division anywhere in the step."""
+    assert not check(PLAIN.format(loss=loss, line=line))
+
+
+def test_a_norm_of_gradients_that_leave_is_no_update(check):
+    """Measured with optax, not applied: the caller may average them."""
+    source = """
+        def step(params, batch):
+            grads = jax.grad(loss_fn)(params, batch)
+            return grads, optax.global_norm(grads)
+        p_step = jax.pmap(step, axis_name="batch")
+    """
+    assert only(check(source)).level == "warning"
+
+
+def test_a_division_counts_outside_of_the_loss_alone(check):
+    """One at the top of the file may average the sum; one in the loss, of the inputs, does not."""
+    step = PLAIN.format(loss="scaled", line='grads = jax.tree.map(lambda g: g * SCALE, lax.psum(grads, "batch"))')
+    loss = "    def scaled(params, batch):\n        return jnp.mean((batch['x'] / 255 * params['w']) ** 2)\n"
+    assert "K times" in only(check("    SCALE = 0.5\n" + loss + step)).what
+    assert not check("    SCALE = 1 / jax.device_count()\n" + loss + step)
+
+
+BY_HAND = {
+    "a tree map over both": "return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)",
+    "a tree map over keywords of a helper": "return jax.tree.map(sgd, params, grads)",
+    "a tree map of a JAX function": "return jax.tree.map(jnp.subtract, params, grads)",
+    "a difference": "return params - 0.1 * grads",
+    "a name that is assigned again": "params = params - 0.1 * grads; return params",
+    "in place": "params -= 0.1 * grads; return params",
+    "a helper of the file": "return sgd(params, grads)",
+    "a helper with keywords": "return sgd(gradient=grads, weight=params)",
+    "a comprehension": "return [p - 0.1 * g for p, g in zip(params, grads)]",
+    "a dictionary": "return {name: params[name] - 0.1 * grads[name] for name in params}",
+    "a helper that calls the optimizer": "return apply(optimizer, params, grads)",
+}
+
+
+@pytest.mark.parametrize("line", BY_HAND.values(), ids=BY_HAND)
+def test_an_update_by_hand_with_gradients_that_are_not_reduced_is_an_error(check, line):
+    """Whatever joins the parameters with the gradients is an update; with a pmean before it nothing is said."""
+    source = """
+        def sgd(weight, gradient):
+            return weight - 0.1 * gradient
+        def apply(optimizer, params, values):
+            return optax.apply_updates(params, optimizer.update(values, None)[0])
+        @functools.partial(jax.pmap, axis_name="batch")
+        def step(params, batch):
+            grads = jax.grad(loss_fn)(params, batch)
+            {before}
+            {line}
+    """
+    found = only(check(source.format(line=line, before="loss = lax.pmean(loss_fn(params, batch), 'batch')")))
+    assert found.level == "error" and "not reduced" in found.what and "caller averages" not in found.what
+    assert not check(source.format(line=line, before="grads = lax.pmean(grads, 'batch')"))
+
+
+def test_parameters_that_are_averaged_after_the_update_raise_no_alarm(check):
+    """The mean of the devices' SGD updates is the update with the mean gradient; also in a loop."""
+    source = """
+        @functools.partial(jax.pmap, axis_name="batch")
+        def step(params, batches):
+            {loop}
+                params = lax.pmean(params, "batch")
+                params = params - 0.1 * jax.grad(loss_fn)(params, batches)
+            {after}
+    """
+    assert not check(source.format(loop="for batch in batches:", after="return params"))
+    assert not check(source.format(loop="if True:", after="return lax.pmean(params, 'batch')"))
+    assert check(source.format(loop="if True:", after="return params"))
+
+
+def test_an_update_with_a_gradient_in_the_expression_or_of_a_helper_is_an_error(check):
+    """The gradient has no name of its own; a helper of the file takes it."""
+    inline = "p_step = jax.pmap(lambda w, x: w - 0.1 * jax.grad(loss_fn)(w, x), axis_name='batch')\n"
+    assert only(check(inline)).level == "error"
+    helped = """
+        def gradients(f, weights, batch):
+            return jax.grad(f)(weights, batch)
+        def step(params, batch):
+            return params - 0.1 * gradients(loss_fn, params, batch)
+        p_step = jax.pmap(step, axis_name="batch")
+    """
+    assert only(check(helped)).level == "error"
+
+
+def test_gradients_that_are_added_up_and_leave_are_a_warning(check):
+    """Accumulation joins gradients with gradients: no update."""
+    found = only(
+        check("""
+            def step(params, total, batch):
+                grads = jax.grad(loss_fn)(params, batch)
+                return jax.tree.map(jnp.add, total, grads), jax.tree.map(lambda t, g: t + g, total, grads)
+            p_step = jax.pmap(step, axis_name="batch")
+        """)
+    )
+    assert found.level == "warning"
+
+
+def test_a_shard_map_without_its_check_that_updates_by_hand_is_an_error(check):
+    """Its out_specs P() say that all devices have the same."""
+    source = CHECKED.format(before="pass", loss="loss_fn", after="pass").replace("P())\n", "P(), check_vma=False)\n")
+    assert only(check(source)).level == "error"
+
+
+INPUTS = {
+    "saliency": "jax.pmap(lambda params, b: jax.grad(lambda b: loss_fn(params, b))(b))",
+    "by number": "jax.pmap(lambda params, b: jax.grad(loss_fn, argnums=1)(params, b))",
+    "an adversarial example": "jax.pmap(lambda params, b: b + 0.1 * jnp.sign(jax.grad(loss_fn, argnums=1)(params, b)))",
+}
+
+
+@pytest.mark.parametrize("source", INPUTS.values(), ids=INPUTS)
+def test_gradients_with_respect_to_an_input_raise_no_alarm(check, source):
+    """Each device wants those of its own rows; a parameter that all devices share is no input."""
+    assert not check(f"f = {source}\n")
+    assert check(f"f = {source[:-1]}, in_axes=(0, None))\n")
 
 
 def test_what_the_check_says_of_shard_map_is_what_jax_does():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 
 import pytest
 
-from paceline.doctor.source.names import CHANGES
+from paceline.doctor.source.names import ARGUMENTS, CHANGES
 from paceline.doctor.source.removed import PORTING
 from tests.doctor.source.reading import only, troubles, write
 
@@ -21,6 +22,8 @@ def test_the_table_agrees_with_the_installed_jax(name):
         try:
             value = getattr(importlib.import_module(module), attribute, None)
             there = value is not None
+            if callable(value) and not told:  # an alias that warns when it is called
+                value()
         except ImportError:
             there = False
         if not there:
@@ -81,6 +84,32 @@ def test_the_replacement_of_a_name_is_code(tmp_path, source, name, replacement):
     found = next(finding for finding in troubles(write(tmp_path, source)) if finding.level == "error")
     assert name in found.what
     assert found.fix is not None and replacement in found.fix
+
+
+@pytest.mark.parametrize(
+    ("source", "what", "fix"),
+    [
+        ("from jax.config import config\n", "jax.config.config is gone", "import jax"),
+        ("from jax.interpreters.pxla import Mesh\n", "jax.interpreters.pxla.Mesh is gone", "jax.sharding.Mesh"),
+        ("import jax.numpy as jnp\ny = jnp.clip(x, a_min=0)\n", "jax.numpy.clip no longer takes a_min=", "min="),
+        ("import jax.numpy as jnp\ny = jnp.clip(x, 0, a_max=1)\n", "jax.numpy.clip no longer takes a_max=", "max="),
+        ("import jax\nf = jax.pmap(g, global_arg_shapes=s)\n", "takes global_arg_shapes=", "jax.jit"),
+        (
+            "from functools import partial\nfrom jax import pmap\nf = partial(pmap, global_arg_shapes=s)\n",
+            "pmap",
+            "jit",
+        ),
+    ],
+)
+def test_what_older_code_imports_and_passes_is_an_error(tmp_path, source, what, fix):
+    found = only(troubles(write(tmp_path, source)))
+    assert found.level == "error" and what in found.what and fix in (found.fix or "")
+
+
+@pytest.mark.parametrize(("function", "gone"), [(name, gone) for name, all in ARGUMENTS.items() for gone in all])
+def test_the_arguments_of_the_table_are_gone_from_the_installed_jax(function, gone):
+    module, _, name = function.rpartition(".")
+    assert gone not in inspect.signature(getattr(importlib.import_module(module), name)).parameters
 
 
 OLD = """\

@@ -249,3 +249,34 @@ def test_a_key_split_for_other_devices_is_a_warning(check, count):
     assert found.fix is not None and "jax.random.split(key, 8)" in found.fix
     assert not check(COUNTED.format(count=count), devices=4)
     assert not check(COUNTED.format(count="jax.device_count()"), devices=8)
+
+
+def test_a_key_split_for_other_devices_is_seen_where_the_function_is_mapped(check):
+    """No name for the mapped function: jax.pmap(lambda ...)(keys)."""
+    source = """
+        def run(key):
+            keys = jax.random.split(key, 7)
+            return jax.pmap(lambda k: jax.random.normal(k))(keys)
+    """
+    assert "split into 7" in only(check(source, devices=8)).what
+    assert not check(source, devices=7)
+
+
+COPIED = """
+    from flax import jax_utils
+    p_noise = jax.pmap(lambda x, key: x + jax.random.normal(key, x.shape), axis_name="batch")
+    def run(x, key):
+        for at in range(10):
+            x = p_noise(x, {keys})
+"""
+
+
+@pytest.mark.parametrize(
+    "keys", ["jax_utils.replicate(key)", "jnp.stack([key] * 4)", "jnp.broadcast_to(key, (4, *key.shape))"]
+)
+def test_a_key_that_is_copied_to_every_device_is_a_warning(check, keys):
+    """Every device draws the same numbers; keys of a split are told apart."""
+    found = only(check(COPIED.format(keys=keys)))
+    assert found.level == "warning" and "passed alike to every device" in found.what
+    assert not check(COPIED.format(keys="jax.random.split(jax.random.fold_in(key, at), 4)"))
+    assert not check(COPIED.format(keys="jnp.stack([jax.random.fold_in(key, n + 4 * at) for n in range(4)])"))

@@ -44,6 +44,7 @@ class Skipped(NamedTuple):
 
     what: str
     why: str
+    is_program: bool = False
 
 
 class Grid(NamedTuple):
@@ -106,7 +107,7 @@ def promised_split(problem: Problem, case: Case) -> Split:
     """
     if not problem.has_model_state:
         return Split()
-    local = case.scheme != "global_view" and problem.parallel.batch_norm != "synced"
+    local = case.scheme != "global_view" and not problem.synced
     return Split(groups=case.devices if local else 1, microbatches=case.accumulation)
 
 

@@ -78,7 +78,8 @@ MEAN_OF_MEANS = Cause(
     "mean of means",
     "devices (or microbatches) with fewer rows or tokens count as much as full ones",
     "reduce sums, and divide the sum of losses by the sum of weights once; in a task return "
-    "paceline.Weighted(total, weight), or one loss a row",
+    "paceline.Weighted(total, weight), or one loss a row; a scalar in which rows meet, as in a contrastive loss, is no "
+    "mean at all: scheme='global_view' with accumulation 1",
 )
 SAME_MASK = Cause(
     "the same dropout mask everywhere",
@@ -103,6 +104,13 @@ STATE_DRIFTS = Cause(
     "state that drifts between devices",
     "a leaf of the next state is computed from values that differ between the devices and was not reduced",
     "reduce it over the axis before it enters the state",
+)
+STATE_SUMMED = Cause(
+    "state summed once a device",
+    "every device adds up its own rows, and what becomes of the sums (their mean, or the largest of counts) is not the "
+    "sum of all",
+    "keep means in the model state, or sum over the devices in the loss with jax.lax.psum(value, 'data'); a count that "
+    "a report needs is a metric",
 )
 VARIANCE_AVERAGED = Cause(
     "variance averaged wrongly",
@@ -149,6 +157,11 @@ ROWS_INTERACT = Cause(
     "rows that depend on each other",
     "the loss of a row changes with the other rows of the batch, and under per_device or accumulation those are fewer",
     "use scheme='global_view' with accumulation 1, or gather what rows need of each other with jax.lax.all_gather",
+)
+NOTHING_SHOWN = Cause(
+    "every gradient is zero",
+    "zero equals zero on any number of devices, whatever they do, so nothing is shown",
+    "start from parameters and rows at which the loss has a slope: other data, or other initial parameters",
 )
 NONDETERMINISTIC = Cause(
     "non-determinism of the task itself",

@@ -18,9 +18,11 @@ from jax import Array
 
 from paceline.check.parity import causes
 from paceline.check.parity.causes import Cause, Culprit
+from paceline.check.parity.probes import draws_numbers
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.reference import Clip, Local, Reference, Split, Update, averaged, combine
 from paceline.check.parity.trace import Trace, kind_of, worst, worst_by_kind
+from paceline.tasks.losses import Totals
 
 MATCH = 1e-7
 """Seen and simulated values this close are the same mistake; what they are told apart by is larger by far."""
@@ -54,7 +56,7 @@ class Fault(NamedTuple):
     """
 
     cause: Cause
-    make: Callable[[Problem, Split], Reference]
+    make: Callable[[Problem, Seen], Reference]
     kinds: tuple[str, ...] = UPDATE_KINDS
 
 
@@ -67,7 +69,9 @@ def name_faults(problem: Problem, *, seen: Seen, right: Trace) -> list[Culprit]:
     if not found and ("model_state" in wrong or any(kind_of(name) == "model_state" for name in seen.drifting)):
         found += _model_state(problem, seen)
     if not any(kind in wrong for kind in UPDATE_KINDS):
-        found += _metrics(seen, right)
+        found += list(_metrics(seen, right)) or (
+            list(_matching(problem, seen, _METRIC_FAULTS)) if "metrics" in wrong else []
+        )
     return found
 
 
@@ -89,15 +93,28 @@ def _matching(problem: Problem, seen: Seen, faults: Sequence[Fault]) -> Iterator
     """The first fault whose numbers are those seen."""
     if seen.devices == 1:
         return
-    split = Split(groups=seen.devices, microbatches=seen.split.microbatches)
-    clips = problem.parallel.clip_norm is not None
     for fault in faults:
-        if fault.cause is causes.CLIP_BEFORE_MEAN and not clips:
-            continue  # without a clip it is the mean of means
-        simulated = fault.make(problem, split).run()
+        if not _is_possible(fault.cause, problem, seen):
+            continue
+        simulated = fault.make(problem, seen).run()
         if worst(seen.trace, simulated, kinds=fault.kinds).value <= MATCH:
             yield Culprit(fault.cause, f"K = {seen.devices}")
             return
+
+
+def _is_possible(cause: Cause, problem: Problem, seen: Seen) -> bool:
+    """Whether the task has what the mistake is made with; without it the fault would have the numbers of another."""
+    if cause is causes.CLIP_BEFORE_MEAN:
+        return problem.parallel.clip_norm is not None
+    if cause is causes.NEVER_REDUCED:
+        return bool(seen.drifting)
+    if cause is causes.SCHEDULE_COUNTS_MICROBATCHES:
+        return any(map(_is_count, jax.tree.leaves(jax.eval_shape(problem.optimizer.init, problem.params))))
+    if cause in (causes.SAME_MASK, causes.MASK_CHANGES):
+        return draws_numbers(problem)
+    if cause is causes.ROWS_INTERACT:
+        return not problem.has_model_state and not draws_numbers(problem)
+    return True
 
 
 def _model_state(problem: Problem, seen: Seen) -> list[Culprit]:
@@ -120,16 +137,26 @@ def _metrics(seen: Seen, right: Trace) -> Iterator[Culprit]:
 
 
 def _fault(cause: Cause, rule: Callable[[Local, Clip], Update]) -> Fault:
-    return Fault(cause, lambda problem, split: Reference(problem, split, combine=rule))
+    return Fault(cause, lambda problem, seen: Reference(problem, _by_device(seen), combine=rule))
 
 
-def _times_k(power: int) -> Callable[[Local, Clip], Update]:
-    def rule(local: Local, clip: Clip) -> Update:
-        right = combine(local, lambda gradients: gradients)
-        factor = float(_count(local)) ** power
-        return right._replace(gradients=clip(jax.tree.map(lambda leaf: leaf * factor, right.gradients)))
+def _by_device(seen: Seen) -> Split:
+    """Every device's rows apart."""
+    return Split(groups=seen.devices, microbatches=seen.split.microbatches)
 
-    return rule
+
+def _scaled(cause: Cause, *, power: int) -> Fault:
+    """The right gradient times so many powers of K."""
+
+    def make(problem: Problem, seen: Seen) -> Reference:
+        def rule(local: Local, clip: Clip) -> Update:
+            right = combine(local, lambda gradients: gradients)
+            factor = float(seen.devices) ** power
+            return right._replace(gradients=clip(jax.tree.map(lambda leaf: leaf * factor, right.gradients)))
+
+        return Reference(problem, seen.split, combine=rule)
+
+    return Fault(cause, make)
 
 
 def _first_device(local: Local, clip: Clip) -> Update:
@@ -138,6 +165,11 @@ def _first_device(local: Local, clip: Clip) -> Update:
 
 def _mean_of_means(local: Local, clip: Clip) -> Update:
     return combine(local, clip)._replace(gradients=clip(_mean(_local_means(local))))
+
+
+def _mean_of_metrics(local: Local, clip: Clip) -> Update:
+    means = {name: jax.vmap(Totals.mean)(total).mean() for name, total in local.totals.items() if name != "loss"}
+    return combine(local, clip)._replace(metrics=means)
 
 
 def _clip_first(local: Local, clip: Clip) -> Update:
@@ -159,13 +191,9 @@ def _mean(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.mean(0), tree)
 
 
-def _count(local: Local) -> int:
-    return local.totals["loss"].weight.shape[0]
-
-
-def _all_rows_valid(problem: Problem, split: Split) -> Reference:
+def _all_rows_valid(problem: Problem, seen: Seen) -> Reference:
     batches = tuple(Batch(batch.rows, np.ones_like(batch.valid)) for batch in problem.batches)
-    return Reference(dataclasses.replace(problem, batches=batches), split)
+    return Reference(dataclasses.replace(problem, batches=batches), _by_device(seen))
 
 
 def _counting(factor: int, *, last: bool) -> Fault:
@@ -175,8 +203,8 @@ def _counting(factor: int, *, last: bool) -> Fault:
         count = update * factor + (factor - 1 if last else 0)
         return jax.tree.map(lambda leaf: count.astype(leaf.dtype) if _is_count(leaf) else leaf, opt_state)
 
-    def make(problem: Problem, split: Split) -> Reference:
-        return Reference(problem, split, prepare=prepare)
+    def make(problem: Problem, seen: Seen) -> Reference:
+        return Reference(problem, seen.split, prepare=prepare)
 
     return Fault(causes.SCHEDULE_COUNTS_MICROBATCHES, make, ("gradient", "params"))
 
@@ -186,19 +214,23 @@ def _is_count(leaf: Any) -> bool:
 
 
 _UPDATE_FAULTS = (
-    _fault(causes.GRADIENT_TIMES_K, _times_k(1)),
-    _fault(causes.GRADIENT_TIMES_K2, _times_k(2)),
-    _fault(causes.GRADIENT_OVER_K, _times_k(-1)),
+    # The right update of rows taken in groups: what a row gets depends on which others are there.
+    _fault(causes.ROWS_INTERACT, combine),
+    _fault(causes.MASK_CHANGES, combine),
+    _scaled(causes.GRADIENT_TIMES_K, power=1),
+    _scaled(causes.GRADIENT_TIMES_K2, power=2),
+    _scaled(causes.GRADIENT_OVER_K, power=-1),
     _fault(causes.CLIP_BEFORE_MEAN, _clip_first),
     _fault(causes.MEAN_OF_MEANS, _mean_of_means),
     Fault(causes.PADDING_COUNTED, _all_rows_valid),
     _fault(causes.NEVER_REDUCED, _first_device),
-    Fault(causes.SAME_MASK, lambda problem, split: Reference(problem, split, own_keys=True)),
+    Fault(causes.SAME_MASK, lambda problem, seen: Reference(problem, _by_device(seen), own_keys=True)),
     *(_counting(factor, last=last) for factor in (2, 4, 8) for last in (True, False)),
 )
 
-_AVERAGED = Fault(
-    causes.VARIANCE_AVERAGED,
-    lambda problem, split: Reference(problem, split, combine=averaged),
-    ("model_state",),
+_METRIC_FAULTS = (
+    _fault(causes.MEAN_OF_MEANS, _mean_of_metrics)._replace(kinds=("metrics",)),
+    Fault(causes.PADDING_COUNTED, _all_rows_valid, ("metrics",)),
 )
+
+_AVERAGED = _fault(causes.VARIANCE_AVERAGED, averaged)._replace(kinds=("model_state",))

@@ -16,18 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paceline.base.errors import TaskError
+from paceline.base.errors import StateError, TaskError
 from paceline.check.foreign import Traced, next_state, trace_foreign
 from paceline.check.keys import KeyFinding, draws, key_findings
 from paceline.check.parity.faults import Seen
+from paceline.check.parity.narrow import narrowest_type
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.reference import Split
 from paceline.check.parity.subject import drifting_replicas, stacked
 from paceline.check.parity.trace import flatten, words
+from paceline.check.parity.widen import widened
 from paceline.check.replication import Drift, varying_leaves
 from paceline.engine.rng import base_key, step_key
 from paceline.engine.usercode import user_code
-from paceline.tasks.tree import leaf_name
+from paceline.tasks.tree import leaf_name, named_leaves
 
 STATE_ROLES = ("params", "opt_state", "model_state", "state")
 
@@ -72,6 +74,8 @@ class HandwrittenStep:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
                 continue
             if name not in _ROLE and name not in leaves:
+                if parameter.default is not parameter.empty:
+                    break  # it and those behind it keep their defaults
                 raise _unknown_parameter(self.name, name, leaves)
             roles.append(name if name in leaves else _ROLE[name])
         if not any(role in STATE_ROLES for role in roles):
@@ -81,6 +85,10 @@ class HandwrittenStep:
                 fix="let it take params (and opt_state), or state, and return the next ones",
             )
         return roles
+
+    def names(self) -> list[tuple[str, str]]:
+        """Name and role of every parameter that has a role by its name."""
+        return [(name, _ROLE[name]) for name in inspect.signature(self.function).parameters if name in _ROLE]
 
     def takes_mask(self, batch: Any) -> bool:
         """Whether it can be given rows that do not count."""
@@ -99,7 +107,7 @@ class StepRun:
       that is not there.
     """
 
-    def __init__(self, problem: Problem, step: HandwrittenStep, *, devices: int) -> None:
+    def __init__(self, problem: Problem, step: HandwrittenStep, *, devices: int, wide: bool = False) -> None:
         self._problem = problem
         self._step = step
         self._roles = step.roles(problem.batches[0].rows)
@@ -109,7 +117,9 @@ class StepRun:
         # pmap and a function to be mapped get a leading axis; what holds a shard_map takes whole arrays.
         self._axis = step.by_pmap or self._bare
         self.devices = devices if self._axis else plain.devices
-        self._function = jax.pmap(step.function, axis_name=plain.axes[0]) if self._bare else step.function
+        self.narrowest = narrowest_type(plain.jaxpr)
+        function = jax.jit(widened(step.function)) if wide and self.narrowest != np.float64 else step.function
+        self._function = jax.pmap(function, axis_name=plain.axes[0]) if self._bare else function
         self.traced = plain
 
     def run(self) -> Seen:
@@ -161,9 +171,10 @@ class StepRun:
         problem = self._problem
         params, model_state = jax.tree.map(jnp.asarray, (problem.params, problem.model_state))
         parts = {"params": params, "opt_state": problem.optimizer.init(params), "model_state": model_state}
+        own = {role: _collection(model_state, name) for name, role in self._step.names() if role == "model_state"}
         if "state" in self._roles:
             parts["state"] = self._made_state(parts)
-        return {role: parts[role] for role in self._roles if role in STATE_ROLES}
+        return {role: {**parts, **own}[role] for role in self._roles if role in STATE_ROLES}
 
     def _made_state(self, parts: Mapping[str, Any]) -> Any:
         make = self._step.make_state
@@ -175,7 +186,9 @@ class StepRun:
             )
         names = [name for name in inspect.signature(make).parameters if _ROLE.get(name) in parts]
         with user_code("the function that makes the state", when="to start the step"):
-            return make(**{name: parts[_ROLE[name]] for name in names})
+            made = make(**{name: _collection(parts[_ROLE[name]], name) for name in names})
+        _check_shapes(self._named_state({"state": made}).get("params"), parts["params"])
+        return made
 
     def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
         if not self._axis:
@@ -208,15 +221,21 @@ class StepRun:
     def _named_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Trees by what they are; those of a whole state by its attributes or keys."""
         if "state" not in state:
-            return dict(state)
+            names = {role: name for name, role in self._step.names()}
+            return {role: self._whole(part, names[role]) for role, part in state.items()}
         whole = state["state"]
         found = {}
         for role in ("params", "opt_state", "model_state"):
             for name in _NAMES[role]:
                 part = whole.get(name) if isinstance(whole, Mapping) else getattr(whole, name, None)
                 if part is not None:
-                    found[role] = part
+                    found[role] = self._whole(part, name)
         return found
+
+    def _whole(self, part: Any, name: str) -> Any:
+        """The model state of which the user's state holds one collection, as in Linen's `batch_stats`."""
+        own = self._problem.model_state
+        return {name: part} if isinstance(own, Mapping) and name in own else part
 
     def _observed(self, rest: Mapping[str, Any]) -> dict[str, np.ndarray]:
         state = self._named_state(self._state)
@@ -228,10 +247,27 @@ class StepRun:
         return flatten(loss=loss, metrics=values, **state)
 
 
+def _collection(tree: Any, name: str) -> Any:
+    """The collection of that name, of a model state that has it; else all of it."""
+    return tree[name] if name == "batch_stats" and isinstance(tree, Mapping) and name in tree else tree
+
+
 def _metric_name(path: tuple[Any, ...], *, alone: bool) -> str:
-    if alone:
-        return "loss"
-    return leaf_name(path[-1:])
+    numbered = isinstance(path[-1], jax.tree_util.SequenceKey)
+    return "loss" if alone and numbered else leaf_name(path[-1:])
+
+
+def _check_shapes(made: Any, given: Any) -> None:
+    """Raise StateError naming the first parameter that the user's state holds in another shape than it was given."""
+    if jax.tree.structure(made) != jax.tree.structure(given):
+        return  # held in a way of its own
+    for (name, leaf), (_, own) in zip(named_leaves(made), named_leaves(given), strict=True):
+        if np.shape(leaf) != np.shape(own):
+            raise StateError(
+                what=f"the state holds parameter {name!r} in shape {np.shape(leaf)}; it was given in {np.shape(own)}",
+                why="verify makes the copies of all devices itself, and would put a second device axis in front",
+                fix="return the state of one device: leave the replication, as by flax.jax_utils.replicate, out",
+            )
 
 
 def _unknown_parameter(step: str, name: str, leaves: tuple[str, ...]) -> TaskError:

@@ -15,19 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from paceline.base.units import format_count
 from paceline.check.keys import KeyFinding, draws, loss_key_findings
 from paceline.check.parity import causes
 from paceline.check.parity.causes import Culprit
 from paceline.check.parity.problem import Problem
 from paceline.check.parity.reference import Reference, Split, averaged
-from paceline.check.parity.trace import kind_of
+from paceline.check.parity.trace import flatten, kind_of
 from paceline.engine.rng import base_key, positional_key
 from paceline.engine.usercode import with_data_axis
 from paceline.tasks.losses import Outcome, Weighted, is_maskable
 from paceline.tasks.task import LossFunction
 
-_SAME = 1e-6
-"""Two numbers that a probe compares are the same, or far apart: a task may compute in float32 inside."""
+_SAME = 1e-8
+"""Two numbers that a probe compares are the same, or far apart."""
 
 _KEY_CAUSES = {"shared": causes.KEY_SHARED, "reused": causes.KEY_EVERY_STEP}
 
@@ -36,7 +37,8 @@ def task_culprits(problem: Problem, reference: Reference) -> Iterator[Culprit]:
     """Causes that lie in the task, whatever the scheme. For float64 problems, under `jax.enable_x64`.
 
     Args:
-      reference: the problem on one device.
+      problem: with the loss as its author wrote it.
+      reference: the problem on one device, in float64 throughout.
     """
     if reference.text() != reference.text():
         yield Culprit(causes.NONDETERMINISTIC, "tracing the loss twice gave two programs")
@@ -44,10 +46,20 @@ def task_culprits(problem: Problem, reference: Reference) -> Iterator[Culprit]:
     if not _repeats(reference):
         yield Culprit(causes.NONDETERMINISTIC, "two runs on one device gave different values")
         return
-    loss = _bound_loss(problem)
-    yield from _keys(problem, loss)
-    yield from _scalars(problem, loss)
-    yield from _undeclared(problem)
+    gradients = [leaf for values in reference.run() for name, leaf in values.items() if kind_of(name) == "gradient"]
+    if not any(leaf.any() for leaf in gradients):
+        yield Culprit(causes.NOTHING_SHOWN, f"in {format_count(len(problem.batches), 'update')}")
+    yield from _keys(problem, _bound_loss(problem))
+    wide = reference.problem
+    yield from _scalars(wide, _bound_loss(wide))
+    yield from _undeclared(reference)
+
+
+def draws_numbers(problem: Problem) -> bool:
+    """Whether the loss draws random numbers. In float64 JAX draws other ones than in float32."""
+    arguments = (*_start(problem), _rows(problem), base_key(problem.seed))
+    jaxpr = jax.make_jaxpr(_bound_loss(problem))(*arguments)
+    return bool(draws(jaxpr, [frozenset()] * len(jaxpr.in_avals)))
 
 
 def interaction_culprits(problem: Problem) -> Iterator[Culprit]:
@@ -134,19 +146,29 @@ def _values(outcome: Outcome) -> dict[str, Any]:
     return {"the loss": outcome.loss} | {f"metric {name!r}": value for name, value in outcome.metrics.items()}
 
 
-def _undeclared(problem: Problem) -> Iterator[Culprit]:
-    """Leaves of the model state that the mean of two halves falls short of, everywhere: variances not declared."""
-    if not problem.has_model_state or problem.parallel.batch_norm == "synced":
+def _undeclared(reference: Reference) -> Iterator[Culprit]:
+    """Leaves of the model state that do not become those of all rows: variances not declared, and sums."""
+    problem = reference.problem
+    if not problem.has_model_state or problem.synced:
         return
-    whole, halves = (Reference(problem, split, combine=averaged).run()[0] for split in (Split(), Split(groups=2)))
+    whole, halves = reference.run()[0], Reference(problem, Split(groups=2), combine=averaged).run()[0]
     declared = {f"model_state.{path}" for entry in problem.task.statistics for path in (entry.mean, entry.variance)}
-    short = [
-        name
-        for name, right in whole.items()
-        if kind_of(name) == "model_state" and name not in declared and _falls_short(halves[name], right)
-    ]
+    before = flatten(model_state=problem.model_state)
+    others = [name for name in whole if kind_of(name) == "model_state" and name not in declared]
+    summed = [name for name in others if _adds_up(before[name], halves[name], whole[name])]
+    short = [name for name in others if name not in summed and _falls_short(halves[name], whole[name])]
+    if summed:
+        yield Culprit(causes.STATE_SUMMED, ", ".join(summed))
     if short:
         yield Culprit(causes.VARIANCE_AVERAGED, ", ".join(short))
+
+
+def _adds_up(before: np.ndarray, half: np.ndarray, whole: np.ndarray) -> bool:
+    """Whether all rows move a leaf twice as far as the mean of two halves; integers, whether they move it elsewhere."""
+    if not np.issubdtype(whole.dtype, np.floating):
+        return not np.array_equal(half, whole)
+    moved = whole.astype(np.float64) - before
+    return bool(np.abs(moved).max(initial=0) > 0 and _close(2 * (half.astype(np.float64) - before), moved))
 
 
 def _falls_short(mean: np.ndarray, right: np.ndarray) -> bool:

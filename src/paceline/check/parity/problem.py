@@ -25,7 +25,7 @@ from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import is_float
 from paceline.engine.rng import base_key
-from paceline.engine.usercode import user_code
+from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.task import Initial, Task
 
 
@@ -53,6 +53,8 @@ class Problem:
       batches: one an update; one of them uneven if the loss can be masked.
       seed: of everything random in the updates.
       maskable: whether padding can be left out of the loss and of every metric.
+      synced: whether BatchNorm's statistics are those of all devices' rows under every scheme: as `parallel` asks, or
+        because the loss reduces over the device axis itself, as a model with axis_name="data" does.
     """
 
     task: Task
@@ -63,6 +65,7 @@ class Problem:
     batches: tuple[Batch, ...]
     seed: int
     maskable: bool
+    synced: bool = False
 
     @property
     def rows(self) -> int:
@@ -81,6 +84,25 @@ class Problem:
         start = to_float64((self.params, self.model_state))
         return dataclasses.replace(self, parallel=parallel, params=start[0], model_state=start[1], batches=batches)
 
+    def nudged(self, eps: float, *, seed: int = 0) -> Problem:
+        """The same problem with every floating-point number of start and rows moved by the rounding of a type.
+
+        Up or down at random: what that changes is what rounding can change.
+
+        Args:
+          eps: distance from 1 to the next number of that type.
+          seed: of the directions.
+        """
+        generator = np.random.default_rng(seed)
+
+        def nudge(leaf: Any) -> Any:
+            if not is_float(leaf):
+                return leaf
+            return (leaf * (1 + eps / 2 * generator.choice([-1.0, 1.0], np.shape(leaf)))).astype(leaf.dtype)
+
+        params, model_state, batches = jax.tree.map(nudge, (self.params, self.model_state, self.batches))
+        return dataclasses.replace(self, params=params, model_state=model_state, batches=batches)
+
 
 def make_problem(
     task: Task, optimizer: optax.GradientTransformation, *, data: Any, parallel: Parallel, params: Any,
@@ -94,14 +116,16 @@ def make_problem(
     start = _start(task, params=params, model_state=model_state, seed=seed)
     function = EvaluationFunction(dataclasses.replace(task, evaluate=None), parallel)
     first, state, batch_shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (*start, rows[0])))
-    maskable = function.is_maskable(first, state, batch_shapes, jax.eval_shape(lambda: jax.random.key(0)))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    maskable = function.is_maskable(first, state, batch_shapes, key)
+    reduces = with_data_axis(task, first, state, batch_shapes, key, fields=("loss",)) is not task
     batches = [Batch(tree, np.ones(batch, bool)) for tree in rows]
     if maskable and not jax.tree.leaves(start[1]):
         uneven = min(1, updates - 1)
         batches[uneven] = _uneven(rows[uneven], batch)
     return Problem(
         task, optimizer, parallel, params=start[0], model_state=start[1], batches=tuple(batches), seed=seed,
-        maskable=maskable,
+        maskable=maskable, synced=parallel.batch_norm == "synced" or reduces,
     )  # fmt: skip
 
 
@@ -129,11 +153,13 @@ def _read(source: Source | BatchStream, *, batch: int, updates: int) -> list[Any
 
 
 def _positions(available: int, needed: int) -> np.ndarray:
-    """Rows at random. In order, a small set of data would repeat, and devices with the same rows cannot differ."""
+    """Rows at random, each again only after all others: devices with the same rows cannot differ.
+
+    In order, a small set of data would repeat.
+    """
     generator = np.random.default_rng(0)
-    if needed <= available:
-        return generator.choice(available, needed, replace=False)
-    return generator.integers(0, available, needed)
+    sizes = [min(available, needed - start) for start in range(0, needed, available)]
+    return np.concatenate([generator.choice(available, size, replace=False) for size in sizes])
 
 
 def _read_stream(source: BatchStream, batch: int, updates: int) -> Iterator[Any]:

@@ -13,7 +13,7 @@ Shapes: K = groups, n = microbatches, b = B / K / n rows of one of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,12 +25,15 @@ from jax import Array, lax
 
 from paceline.base.errors import LossError
 from paceline.check.parity.problem import Batch, Problem
-from paceline.check.parity.trace import Trace, flatten
+from paceline.check.parity.trace import Trace, flatten, kind_of, words
 from paceline.engine.precision import cast_floats, is_float
 from paceline.engine.rng import base_key, positional_key, step_key
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import Outcome, Totals, totals
 from paceline.tasks.tree import map_named, named_leaves
+
+_NUDGES = 3
+"""The rounding of a leaf of one number is 0 by chance now and then."""
 
 
 class Local(NamedTuple):
@@ -133,27 +136,28 @@ class Reference:
     own_keys: bool = False
     prepare: Callable[[Any, Array], Any] = lambda opt_state, update: opt_state
 
-    def run(self) -> Trace:
+    def run(self, problem: Problem | None = None) -> Trace:
         """The updates, one after the other.
 
+        Args:
+          problem: the same with other numbers (`Problem.nudged`), for the same program.
         Raises: LossError: a loss that is not finite, which nothing can be compared with. TaskError: it does not trace.
         """
-        problem = self.problem
+        problem = problem or self.problem
         step = self.program
-        carry = self.start()
+        carry = self.start(problem)
         trace = []
         with user_code(f"the loss of task {problem.task.name!r}"):
             for update, batch in enumerate(problem.batches):
                 carry, done = step(carry, batch, jnp.asarray(update, jnp.int32))
                 trace.append(_observed(carry, done))
-                if not np.isfinite(trace[-1]["loss"]):
-                    raise LossError(
-                        what=f"the loss of task {problem.task.name!r} is {trace[-1]['loss']} at update {update + 1} "
-                        "on one device",
-                        why="nothing can be compared with a number that is not finite",
-                        fix="lower the learning rate, or look at the data with paceline doctor",
-                    )
+                _check_finite(trace[-1], problem.task.name, update=update + 1)
         return trace
+
+    def nudged(self) -> list[Trace]:
+        """The updates from starts that are moved by the rounding of float64, a few times."""
+        eps = float(jnp.finfo(jnp.float64).eps)
+        return [self.run(self.problem.nudged(eps, seed=seed)) for seed in range(_NUDGES)]
 
     @functools.cached_property
     def program(self) -> Any:
@@ -162,14 +166,14 @@ class Reference:
 
     def text(self) -> str:
         """The program as it is traced now, with its constants: the same each time, unless it depends on the host."""
-        arguments = (self.start(), self.problem.batches[0], jnp.zeros((), jnp.int32))
+        arguments = (self.start(self.problem), self.problem.batches[0], jnp.zeros((), jnp.int32))
         with user_code(f"the loss of task {self.problem.task.name!r}"):
             jaxpr = jax.make_jaxpr(lambda *given: self._step(*given))(*arguments)
-        return f"{jaxpr.jaxpr} {[np.asarray(constant).tobytes() for constant in jaxpr.consts]}"
+        return f"{jaxpr.jaxpr} {[words(constant).tobytes() for constant in jaxpr.consts]}"
 
-    def start(self) -> Carry:
+    @staticmethod
+    def start(problem: Problem) -> Carry:
         """The state before the first update."""
-        problem = self.problem
         params, model_state = jax.tree.map(jnp.asarray, (problem.params, problem.model_state))
         ema = None if problem.parallel.ema_decay is None else params
         return Carry(params, problem.optimizer.init(params), model_state, ema)
@@ -240,6 +244,17 @@ class Reference:
             variance = variances.mean(0) + means.var(0)
             merged[entry.variance] = keep * union[entry.variance] + (1 - keep) * variance
         return merged
+
+
+def _check_finite(values: Mapping[str, np.ndarray], task: str, *, update: int) -> None:
+    """Raise LossError for a loss or gradient that is not finite on one device."""
+    for name, value in values.items():
+        if kind_of(name) in ("loss", "gradient") and not np.isfinite(value).all():
+            raise LossError(
+                what=f"{name} of task {task!r} is not finite at update {update} on one device",
+                why="nothing can be compared with a number that is not finite",
+                fix="lower the learning rate; if the data holds it, paceline train names its leaf and row",
+            )
 
 
 def _parts(leaf: Array, *, groups: int, count: int) -> Array:

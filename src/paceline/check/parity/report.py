@@ -109,7 +109,7 @@ class Verification:
             "subject": self.subject,
             "setting": self.setting,
             "results": [result.as_dict() for result in self.results],
-            "skipped": [skip._asdict() for skip in self.skipped],
+            "skipped": [{"what": skip.what, "why": skip.why} for skip in self.skipped],
             "causes": [culprit.as_dict() for culprit in self.culprits],
             "seconds": self.seconds,
         }
@@ -137,7 +137,9 @@ class Verification:
     def _conclusion(self) -> str:
         count = len(self.results)
         if self.ok:
-            return f"\nverified: {count} of {count} programs compute what one device would ({self.seconds:.0f} s)"
+            more = sum(skip.is_program for skip in self.skipped)
+            rest = f"; {more} more were not run" if more else ""
+            return f"\nverified: {count} of {count} programs compute what one device would ({self.seconds:.0f} s){rest}"
         if not self.results:
             return "\nNOT VERIFIED: nothing was run"
         if not self.failed:

@@ -6,22 +6,26 @@ Owns: for which K it is run; what it is compared with; the causes behind a diffe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from paceline.base.errors import TaskError
 from paceline.check.parity import causes, tolerance
 from paceline.check.parity.cases import Grid, Skipped
 from paceline.check.parity.causes import Culprit
 from paceline.check.parity.faults import UPDATE_KINDS, Seen, drift_culprits, name_faults
 from paceline.check.parity.handwritten import HandwrittenStep, StepRun
-from paceline.check.parity.probes import task_culprits
+from paceline.check.parity.narrow import loss_type, throughout
+from paceline.check.parity.probes import draws_numbers, task_culprits
 from paceline.check.parity.problem import Problem
 from paceline.check.parity.reference import Reference, Split
 from paceline.check.parity.report import Result, Verification
 from paceline.check.parity.task_run import against, setting
 from paceline.check.parity.tolerance import Tolerances
-from paceline.check.parity.trace import Trace, worst
+from paceline.check.parity.trace import Trace, kind_of, worst
 
 _KEY_CAUSES = {
     "shared": causes.KEY_SHARED,
@@ -43,19 +47,28 @@ def verify_step(problem: Problem, step: HandwrittenStep, *, grid: Grid) -> Verif
         problem = dataclasses.replace(problem, batches=full)
     results: list[Result] = []
     with jax.enable_x64(True):
-        wide = problem.widened()
-        culprits = list(task_culprits(wide, Reference(wide)))
+        typed = problem.widened()
+        wide = throughout(typed)
+        culprits = list(task_culprits(typed, Reference(wide)))
+        random = draws_numbers(typed)
+        inside = loss_type(typed)
         rights: list[tuple[Seen, Trace]] = []
         for run in _runs(wide, step, grid, skipped):
-            seen, right = _run(wide, run)
+            answers = _answers(wide, run)
+            seen, right = answers[0]
             rights.append((seen, right))
-            results.append(_result(step, seen, right, tolerance.exact(), precision="float64"))
-            culprits += _culprits(wide, run, seen, right, equal=results[-1].verdict == "equal")
+            inside = max(inside, run.narrowest, key=lambda dtype: jnp.finfo(dtype).eps)
+            results.append(_result(step, seen, right, _exact(wide, seen, right), precision="float64"))
+            culprits += _culprits(wide, run, answers, equal=results[-1].verdict == "equal")
+    eps = tolerance.unit(problem.parallel, inside=inside)
     for wide_seen, right in rights:
         seen = StepRun(problem, step, devices=wide_seen.devices).run()
-        rounded = Reference(problem, wide_seen.split).run()
-        limits = tolerance.own(problem.parallel, rounded=rounded, wide=right)
+        reference = Reference(problem, wide_seen.split)
+        rounded = reference.run()
+        other = reference.run(problem.nudged(eps)) if random else right
+        limits = tolerance.own(eps, rounded=rounded, other=other)
         results.append(_result(step, seen, rounded, limits, precision=problem.parallel.precision))
+    skipped += _not_compared(step, rights)
     return Verification(
         subject=f"{step.name} against {problem.task.name}",
         setting=setting(problem, grid),
@@ -65,6 +78,23 @@ def verify_step(problem: Problem, step: HandwrittenStep, *, grid: Grid) -> Verif
     )
 
 
+def _not_compared(step: HandwrittenStep, runs: list[tuple[Seen, Trace]]) -> list[Skipped]:
+    """What one device gives and the step does not.
+
+    Raises: TaskError: the parameters are among it.
+    """
+    missing = [name for seen, right in runs[:1] for name in right[0] if name not in seen.trace[0]]
+    lost = [name for name in missing if kind_of(name) == "params"]
+    if lost:
+        raise TaskError(
+            what=f"the state of the step {step.name!r} has no {lost[0]}",
+            why="the parameters are compared by their names; without them nothing would be proven",
+            fix="hold them in state.params, or state['params'], in the form that the task has them",
+        )
+    reported = [name for name in missing if kind_of(name) != "gradient"]
+    return [Skipped(name, f"{step.name!r} returns nothing of that name") for name in reported]
+
+
 def _runs(problem: Problem, step: HandwrittenStep, grid: Grid, skipped: list[Skipped]) -> list[StepRun]:
     """One run for each K; a step that holds its own mesh has one K."""
     runs: dict[int, StepRun] = {}
@@ -72,20 +102,26 @@ def _runs(problem: Problem, step: HandwrittenStep, grid: Grid, skipped: list[Ski
         if count > jax.device_count():
             skipped.append(Skipped(f"K = {count}", f"there are {jax.device_count()} devices"))
             continue
-        run = StepRun(problem, step, devices=count)
+        run = StepRun(problem, step, devices=count, wide=True)
         if run.devices != count:
             skipped.append(Skipped(f"K = {count}", f"the mesh of {step.name!r} has {run.devices} devices"))
         runs.setdefault(run.devices, run)
     return list(runs.values())
 
 
-def _run(problem: Problem, run: StepRun) -> tuple[Seen, Trace]:
-    """What the step did, and the right answer nearest to it: with model state, BatchNorm may be synced or local."""
+def _answers(problem: Problem, run: StepRun) -> list[tuple[Seen, Trace]]:
+    """What the step did, with every right answer, the nearest first: with model state, BatchNorm may be synced or local."""
     seen = run.run()
     splits = [Split(), Split(groups=run.devices)] if problem.has_model_state else [Split()]
-    answers = [(split, Reference(problem, split).run()) for split in splits]
-    split, right = min(answers, key=lambda answer: worst(seen.trace, answer[1], kinds=UPDATE_KINDS).value)
-    return seen._replace(split=split), right
+    answers = [(seen._replace(split=split), Reference(problem, split).run()) for split in splits]
+    return sorted(answers, key=lambda answer: worst(seen.trace, answer[1], kinds=UPDATE_KINDS).value)
+
+
+def _exact(problem: Problem, seen: Seen, right: Trace) -> Tolerances:
+    """Asks what rounding does only where there is something to excuse."""
+    if tolerance.exact().farthest(seen.trace, right).value <= tolerance.EXACT:
+        return tolerance.exact()
+    return tolerance.exact(wanted=right, nudged=Reference(problem, seen.split).nudged())
 
 
 def _result(step: HandwrittenStep, seen: Seen, right: Trace, limits: Tolerances, *, precision: str) -> Result:
@@ -96,14 +132,18 @@ def _result(step: HandwrittenStep, seen: Seen, right: Trace, limits: Tolerances,
     )  # fmt: skip
 
 
-def _culprits(problem: Problem, run: StepRun, seen: Seen, right: Trace, *, equal: bool) -> list[Culprit]:
+def _culprits(
+    problem: Problem, run: StepRun, answers: Sequence[tuple[Seen, Trace]], *, equal: bool
+) -> list[Culprit]:
+    seen = answers[0][0]
     found = [
         Culprit(_KEY_CAUSES[finding.kind], ", ".join(dict.fromkeys(finding.where)))
         for finding in run.key_findings()
         if finding.kind != "reused" or any(shape[:1] == (problem.rows // seen.devices,) for shape in finding.shapes)
     ]
     if not equal:
-        found += name_faults(problem, seen=seen, right=right) or drift_culprits(seen.drifting)
+        named = (name_faults(problem, seen=seen, right=right) for seen, right in answers)
+        found += next(filter(None, named), None) or drift_culprits(seen.drifting)
     if not found:  # numbers may agree by chance, as they do if all devices have the same rows
         found += drift_culprits(tuple(drift.leaf for drift in run.drifting()))
     return found if found or equal else [Culprit(causes.UNKNOWN, f"K = {seen.devices}")]

@@ -19,6 +19,7 @@ import optax
 from paceline.check.parity.cases import Case
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.trace import Trace, flatten, words
+from paceline.check.replication import check_step
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import LossScale
@@ -52,10 +53,13 @@ class Ran(NamedTuple):
 
 
 def run_case(problem: Problem, case: Case, *, devices: Sequence[jax.Device]) -> Ran:
-    """The updates of `problem` by the engine."""
+    """The updates of `problem` by the engine.
+
+    Raises: ReplicationError: the next state would differ between devices. Whatever else refuses such a step.
+    """
     parallel = case_parallel(problem.parallel, case)
     mesh = data_mesh(devices[: case.devices])
-    step = StepFunction(StepSpec(problem.task, recording(problem.optimizer), parallel, mesh))
+    step = StepFunction(StepSpec(problem.task, recording(problem.optimizer), parallel, mesh), check=check_step)
     state = _start(step, problem)
     trace = []
     for batch in problem.batches:

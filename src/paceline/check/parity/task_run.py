@@ -12,19 +12,22 @@ from contextlib import AbstractContextManager
 
 import jax
 
-from paceline.base.errors import PacelineError
+from paceline.base.errors import PacelineError, ReplicationError
 from paceline.check.parity import causes, tolerance
 from paceline.check.parity.cases import Case, Grid, Skipped, plan_cases, promised_split
 from paceline.check.parity.causes import Culprit
 from paceline.check.parity.faults import Seen, drift_culprits, name_faults
-from paceline.check.parity.narrow import narrowest_type
-from paceline.check.parity.probes import interaction_culprits, task_culprits
+from paceline.check.parity.narrow import loss_type, throughout
+from paceline.check.parity.probes import draws_numbers, interaction_culprits, task_culprits
 from paceline.check.parity.problem import Problem
 from paceline.check.parity.reference import Reference, Split
 from paceline.check.parity.report import Result, Verification
 from paceline.check.parity.subject import Ran, run_case
 from paceline.check.parity.tolerance import Tolerances
 from paceline.check.parity.trace import Trace, deviations
+
+_NUDGED = "nudged"
+"""The task's own precision, from a start moved by its rounding."""
 
 _EXPLAINED = 3
 """Cases that are looked into, at most, to name causes."""
@@ -44,10 +47,15 @@ class TaskRun:
         self._until = until
         self._visible = min(jax.device_count(), fitting)
         with jax.enable_x64(True):
-            self._wide = problem.widened()
-            self._narrowest = narrowest_type(self._wide)
+            self._typed = problem.widened()
+            self._wide = throughout(self._typed)
+            self._left = loss_type(self._wide)
+            self._eps = tolerance.unit(problem.parallel, inside=loss_type(self._typed))
+            self._random = draws_numbers(self._typed)
         self._first = Reference(self._wide)
-        self._references: dict[tuple[Split, str], Trace] = {}
+        self._programs = {(Split(), True): self._first}
+        self._traces: dict[tuple[Split, str], Trace] = {}
+        self._moved: dict[Split, list[Trace]] = {}
 
     def outcome(self) -> Verification:
         """Run what there is time for, and name the causes of what differs."""
@@ -55,17 +63,23 @@ class TaskRun:
         cases, skipped = plan_cases(self._grid, precisions=("float64", own), visible=self._visible)
         skipped += self._uneven()
         with jax.enable_x64(True):
-            culprits = list(task_culprits(self._wide, self._first))
+            culprits = list(task_culprits(self._typed, self._first))
         results: list[Result] = []
         wrong: list[tuple[Case, Ran]] = []
         for number, case in enumerate(cases):
             if time.perf_counter() > self._until and number >= len(self._grid.schemes):
-                skipped.append(Skipped(str(case), "the time is used up; --seconds 0 sets no limit"))
+                skipped.append(Skipped(str(case), "the time is used up; --seconds 0 sets no limit", is_program=True))
                 continue
             try:
                 result, ran = self._compared(case)
+            except ReplicationError as error:
+                culprits.append(Culprit(causes.STATE_DRIFTS, error.what))
+                skipped.append(
+                    Skipped(str(case), "its state would differ between devices; see the cause", is_program=True)
+                )
+                continue
             except PacelineError as error:
-                skipped.append(Skipped(str(case), f"refused: {error.what}; fix: {error.fix}"))
+                skipped.append(Skipped(str(case), f"refused: {error.what}; fix: {error.fix}", is_program=True))
                 continue
             results.append(result)
             if result.verdict != "equal":
@@ -106,20 +120,33 @@ class TaskRun:
     def _limits(self, split: Split, case: Case, ran: Ran, wanted: Trace) -> tuple[Tolerances, str]:
         """What deviation is allowed for each kind of value, and a note on it for the table."""
         if case.precision != "float64":
-            with jax.enable_x64(True):
-                wide = self._reference(split, "float64")
-            return tolerance.own(self._own.parallel, rounded=wanted, wide=wide), ""
+            with jax.enable_x64(not self._random):
+                other = self._reference(split, _NUDGED if self._random else "float64")
+            return tolerance.own(self._eps, rounded=wanted, other=other), ""
         exact = all(found.value <= tolerance.EXACT for found in deviations(ran.trace, wanted))
-        if exact or self._narrowest == "float64":
+        if exact:
             return tolerance.exact(), ""
-        return tolerance.inside(self._narrowest), f", computes in {self._narrowest} inside"
+        if self._left != "float64":
+            return tolerance.inside(self._left), f", a kernel or callback computes in {self._left}"
+        with _types(case):
+            return tolerance.exact(wanted=wanted, nudged=self._nudged(split)), ""
 
     def _reference(self, split: Split, precision: str) -> Trace:
-        if (split, precision) not in self._references:
-            problem = self._wide if precision == "float64" else self._own
-            first = precision == "float64" and split == Split()
-            self._references[split, precision] = (self._first if first else Reference(problem, split)).run()
-        return self._references[split, precision]
+        if (split, precision) not in self._traces:
+            of = self._program(split, wide=precision == "float64")
+            problem = of.problem.nudged(self._eps) if precision == _NUDGED else None
+            self._traces[split, precision] = of.run(problem)
+        return self._traces[split, precision]
+
+    def _nudged(self, split: Split) -> list[Trace]:
+        if split not in self._moved:
+            self._moved[split] = self._program(split, wide=True).nudged()
+        return self._moved[split]
+
+    def _program(self, split: Split, *, wide: bool) -> Reference:
+        if (split, wide) not in self._programs:
+            self._programs[split, wide] = Reference(self._wide if wide else self._own, split)
+        return self._programs[split, wide]
 
     def _explained(self, wrong: list[tuple[Case, Ran]]) -> Iterator[Culprit]:
         exact = [(case, ran) for case, ran in wrong if case.precision == "float64"]

@@ -23,10 +23,11 @@ Trace = Sequence[Values]
 
 KINDS = ("loss", "gradient", "params", "opt_state", "model_state", "ema", "metrics")
 
-EXACT_FLOOR, ROUNDED_FLOOR = 1e-6, 1e-2
-"""A leaf is measured against its own largest value, but not less than this share of the largest of its kind: the
-gradient of a bias in front of BatchNorm is 0, and what two programs make of that is rounding. The first is for float64,
-the second for the task's own precision, where a sum of large terms that cancel is mostly rounding too."""
+EXACT_FLOOR, ROUNDED_FLOOR = 1e-4, 1e-2
+"""A leaf is measured against its own largest value in any update (a parameter may pass through 0), but not less than
+this share of the largest of its kind: the gradient of a bias in front of BatchNorm is 0, and what two programs make of
+that is rounding. The first is for float64, the second for the task's own precision, where a sum of large terms that
+cancel is mostly rounding too."""
 
 
 class Deviation(NamedTuple):
@@ -59,12 +60,11 @@ def kind_of(name: str) -> str:
 
 def deviations(observed: Trace, wanted: Trace, *, floor: float = EXACT_FLOOR) -> Iterator[Deviation]:
     """Deviation of every leaf of `wanted` at every update; a leaf that `observed` lacks is not compared."""
+    scales = _scales(wanted, floor=floor)
     for update, (seen, right) in enumerate(zip(observed, wanted, strict=True), start=1):
-        scales = _scales(right)
         for name, expected in right.items():
             if name in seen:
-                least = floor * scales.get(kind_of(name), 0.0)
-                yield Deviation(_distance(seen[name], expected, least=least), name, update)
+                yield Deviation(_distance(seen[name], expected, scale=scales.get(name, 0.0)), name, update)
 
 
 def worst(observed: Trace, wanted: Trace, *, kinds: Sequence[str] = KINDS) -> Deviation:
@@ -83,27 +83,30 @@ def worst_by_kind(observed: Trace, wanted: Trace, *, floor: float = EXACT_FLOOR)
     return found
 
 
-def _scales(values: Values) -> dict[str, float]:
-    """The largest value of each kind."""
-    scales: dict[str, float] = {}
-    for name, leaf in values.items():
-        if _is_float(leaf) and leaf.size:
-            kind = kind_of(name)
-            scales[kind] = max(scales.get(kind, 0.0), float(np.abs(_wide(leaf)).max()))
-    return scales
+def _scales(trace: Trace, *, floor: float) -> dict[str, float]:
+    """What each floating-point leaf is measured against."""
+    largest: dict[str, float] = {}
+    for values in trace:
+        for name, leaf in values.items():
+            if _is_float(leaf) and leaf.size:
+                finite = np.abs(_wide(leaf)[np.isfinite(_wide(leaf))])
+                largest[name] = max(largest.get(name, 0.0), float(finite.max(initial=0.0)))
+    kinds: dict[str, float] = {}
+    for name, value in largest.items():
+        kinds[kind_of(name)] = max(kinds.get(kind_of(name), 0.0), value)
+    return {name: max(value, floor * kinds[kind_of(name)]) for name, value in largest.items()}
 
 
-def _distance(seen: np.ndarray, expected: np.ndarray, *, least: float) -> float:
+def _distance(seen: np.ndarray, expected: np.ndarray, *, scale: float) -> float:
     if seen.shape != expected.shape:
         return np.inf
     if not expected.size or np.array_equal(seen, expected):
         return 0.0
     if not _is_float(expected):
         return np.inf
-    a, b = _wide(seen), _wide(expected)
-    scale = max(float(np.abs(b).max()), least)
-    distance = float(np.abs(a - b).max()) / scale if scale else np.inf
-    return distance if np.isfinite(distance) else np.inf
+    unequal = seen != expected
+    distance = float(np.abs(_wide(seen)[unequal] - _wide(expected)[unequal]).max())
+    return distance / scale if scale and np.isfinite(distance) else np.inf
 
 
 def _is_float(leaf: np.ndarray) -> bool:

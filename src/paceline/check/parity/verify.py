@@ -15,7 +15,7 @@ from typing import Any
 
 import optax
 
-from paceline.base.errors import BatchSizeError, OptionError
+from paceline.base.errors import BatchSizeError, OptionError, TaskError
 from paceline.check.parity.cases import PLACEMENTS, SCHEMES, Grid
 from paceline.check.parity.handwritten import HandwrittenStep
 from paceline.check.parity.memory import most_devices
@@ -74,7 +74,8 @@ def verify(
       split. DeviceError: the model does not fit into this machine.
     """
     begin = time.perf_counter()
-    grid = Grid(tuple(schemes), tuple(placements), tuple(devices), tuple(accumulation))
+    _check(task, optimizer, updates=updates, seconds=seconds)
+    grid = Grid(*map(_values, (schemes, placements, devices, accumulation)))
     parts = _parts(grid)
     fitting = most_devices(task, optimizer, params=params, device=choose_devices()[0])
     problem = make_problem(
@@ -89,19 +90,49 @@ def verify(
 
 
 def _parts(grid: Grid) -> int:
-    """The number that the rows of a batch must be a multiple of."""
-    for name, values in grid._asdict().items():
+    """The number that the rows of a batch must be a multiple of, after a check of what is to be varied."""
+    known = {"schemes": SCHEMES, "placements": PLACEMENTS, "devices": None, "accumulation": None}
+    for name, allowed in known.items():
+        values = getattr(grid, name)
+        least = 2 if name == "devices" else 1
+        for value in values:
+            if allowed is not None and value not in allowed:
+                raise _option_error(f"{name} {value!r}", f"use {', '.join(allowed)}")
+            if allowed is None and (not isinstance(value, int) or value < least):
+                raise _option_error(f"{name} {value!r}", f"use whole numbers of {name}, {least} or more")
         if not values:
-            raise OptionError(
-                what=f"no {name} to verify", why="there is nothing to compare", fix="name at least one, or leave it out"
-            )
-    for name in ("devices", "accumulation"):
-        for value in getattr(grid, name):
-            if not isinstance(value, int) or value < 1:
-                raise OptionError(
-                    what=f"{name} {value!r}", why="it counts things", fix=f"use numbers of {name} that are 1 or more"
-                )
+            raise _option_error(f"no {name}", "name at least one, or leave it out")
     return math.lcm(*(count * n for count in grid.devices for n in grid.accumulation))
+
+
+def _option_error(what: str, fix: str) -> OptionError:
+    return OptionError(what=f"{what} to verify", why="there is nothing to compare with one device", fix=fix)
+
+
+def _check(task: Any, optimizer: Any, *, updates: int, seconds: float) -> None:
+    if not isinstance(task, Task):
+        raise TaskError(
+            what=f"the task is of type {type(task).__name__}",
+            why="verify needs to know how to call the loss",
+            fix="wrap the loss: paceline.verify(paceline.task(loss), ...)",
+        )
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TaskError(
+            what=f"the optimizer is of type {type(optimizer).__name__}",
+            why="an update needs its init and its update",
+            fix="pass an optax optimizer, for example optax.sgd(0.1)",
+        )
+    if updates < 1:
+        raise OptionError(
+            what=f"updates={updates}", why="without an update there is nothing to compare", fix="use 1 or more"
+        )
+    if not seconds >= 0:
+        raise OptionError(what=f"seconds={seconds}", why="it is a time", fix="use 0 for no limit, or seconds above 0")
+
+
+def _values(values: Any) -> tuple[Any, ...]:
+    """A single value is a list of one; a text is one value, not its letters."""
+    return (values,) if isinstance(values, int | str) else tuple(values)
 
 
 def _batch(batch: int | None, parts: int) -> int:

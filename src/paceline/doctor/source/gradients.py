@@ -16,9 +16,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.doctor.finding import Finding
-from paceline.doctor.source.flow import GradientFlow
+from paceline.doctor.source.flow import GradientFlow, returned_values
 from paceline.doctor.source.mapped import Mapped, mapped_functions
-from paceline.doctor.source.project import COLLECTIVES, Function, Project, SourceFile, keyword
+from paceline.doctor.source.project import COLLECTIVES, Function, Project, SourceFile, keyword, parameters
 from paceline.doctor.source.removed import PORTING_FIX
 
 _OPTIMIZERS = frozenset(
@@ -26,6 +26,7 @@ _OPTIMIZERS = frozenset(
     for name in ("stateless", "stateless_with_tree_map", "GradientTransformation", "GradientTransformationExtraArgs")
 )
 _CASTS = frozenset({"jax.lax.pcast", "jax.lax.pvary"})
+_DIVIDES = frozenset({"jax.numpy.divide", "jax.numpy.true_divide", "jax.numpy.reciprocal"})
 
 
 def gradient_findings(project: Project) -> list[Finding]:
@@ -35,8 +36,10 @@ def gradient_findings(project: Project) -> list[Finding]:
     for mapped in mapped_functions(project):
         found += _axis_findings(project, mapped)
         flow = GradientFlow(project, mapped.file, mapped.function)
-        if flow.lines and not flow.leaves_the_project and not optimizer_reduces:
+        unknown = flow.leaves_the_project or optimizer_reduces or _of_inputs(mapped, flow)
+        if flow.lines and not unknown:
             judged = _too_large(project, mapped, flow) if mapped.checked else _unreduced(project, mapped, flow)
+            judged = judged or _summed(project, mapped, flow)
             found += [judged] if judged else []
     return list(dict.fromkeys(found))
 
@@ -52,6 +55,16 @@ def _optimizer_reduces(project: Project) -> bool:
     )
 
 
+def _of_inputs(mapped: Mapped, flow: GradientFlow) -> bool:
+    """Whether all gradients are with respect to the last of several parameters, a batch, and no optimizer takes them.
+
+    Each device wants its own then: saliency, adversarial examples.
+    """
+    names = parameters(mapped.function)
+    last = set(names[-1:]) - mapped.shared()
+    return len(names) > 1 and flow.arguments == last and not flow.updates
+
+
 def _unreduced(project: Project, mapped: Mapped, flow: GradientFlow) -> Finding | None:
     if flow.reducers:
         return None
@@ -65,9 +78,10 @@ def _unreduced(project: Project, mapped: Mapped, flow: GradientFlow) -> Finding 
         fix += f", in jax.pmap(..., axis_name={axis})"
     elif project.communicates(mapped.file, mapped.function):
         what += "; its collectives reduce other values, such as the loss"
-    if not flow.updates:
+    updates = flow.updates or flow.joins
+    if not updates:
         what += " (right only if the caller averages them over the leading axis)"
-    level = "error" if flow.updates else "warning"
+    level = "error" if updates else "warning"
     return Finding("source", level, what, fix, mapped.file.path, flow.lines[0])
 
 
@@ -76,11 +90,69 @@ def _too_large(project: Project, mapped: Mapped, flow: GradientFlow) -> Finding 
     if flow.loss_communicates or not _CASTS.isdisjoint(project.names(mapped.file, mapped.function)):
         return None
     times = "K^2" if "jax.lax.psum" in flow.reducers and "jax.lax.pmean" not in flow.reducers else "K"
-    replicated = bool(mapped.shared())
+    replicated, mean = bool(mapped.shared()), _is_mean(project, flow)
+    conditions = [] if mean else ["its loss is a mean over the rows of one device"]
+    conditions += [] if replicated else ["its parameters are replicated (in_specs P())"]
     what = f"the gradients in {mapped.name} are {times} times those of the mean loss"
-    what += "" if replicated else ", if its parameters are replicated (in_specs P())"
+    what += f", if {' and '.join(conditions)}" if conditions else ""
     what += ": with check_vma=True the gradient of replicated parameters is summed over the devices already"
-    return Finding("source", "error" if replicated else "warning", what, PORTING_FIX, mapped.file.path, flow.lines[0])
+    if not mean:
+        what += "; of a sum divided by the number of all rows it is right without a collective and with pmean, and K "
+        what += "times too large with psum"
+    level = "error" if replicated and mean and flow.reducers else "warning"
+    return Finding("source", level, what, PORTING_FIX, mapped.file.path, flow.lines[0])
+
+
+def _summed(project: Project, mapped: Mapped, flow: GradientFlow) -> Finding | None:
+    """Where gradients stay local: psum of those of a mean, and no division that could make a mean of the sum."""
+    if mapped.checked or flow.reducers != {"jax.lax.psum"} or not _is_mean(project, flow):
+        return None
+    if _divides(project, mapped, flow):
+        return None
+    what = (
+        f"the gradients in {mapped.name} are K times those of the mean loss: each device takes them of the mean over "
+    )
+    what += "its own rows, and psum adds them up"
+    fix = "take jax.lax.pmean of the gradients in place of jax.lax.psum, or divide the sum by the number of devices"
+    return Finding("source", "warning", what, fix, mapped.file.path, flow.lines[0])
+
+
+def _is_mean(project: Project, flow: GradientFlow) -> bool:
+    """Whether every differentiated function is seen to return a mean."""
+    return bool(flow.losses) and all(loss is not None and _returns_mean(project, *loss) for loss in flow.losses)
+
+
+def _returns_mean(project: Project, file: SourceFile, function: Function, *, depth: int = 4) -> bool:
+    values = [file.value(value) for value in returned_values(function)]
+    heads = [file.value(value.elts[0]) if isinstance(value, ast.Tuple) and value.elts else value for value in values]
+
+    def is_mean(value: ast.expr | None) -> bool:
+        if not isinstance(value, ast.Call):
+            return False
+        target = project.function(file, value.func)
+        if target is not None:
+            return depth > 0 and _returns_mean(project, *target, depth=depth - 1)
+        return isinstance(value.func, ast.Attribute) and value.func.attr == "mean"
+
+    return bool(heads) and all(is_mean(value) for value in heads)
+
+
+def _divides(project: Project, mapped: Mapped, flow: GradientFlow) -> bool:
+    """Whether the mapped function divides by something, apart from the functions that it differentiates."""
+    places: list[tuple[SourceFile, ast.AST]] = [(mapped.file, mapped.function)]
+    places += project.reached(mapped.file, mapped.function)
+    losses = {child for loss in flow.losses if loss for child in ast.walk(loss[1])}
+    nodes = [(file, node) for file, code in places for node in ast.walk(code) if node not in losses]
+    nodes += [
+        (file, inner)
+        for file, node in nodes
+        if isinstance(node, ast.Name) and (value := file.value(node)) is not None and value is not node
+        for inner in ast.walk(value)
+    ]
+    return any(
+        (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)) or file.dotted(node) in _DIVIDES
+        for file, node in nodes
+    )
 
 
 def _axis_findings(project: Project, mapped: Mapped) -> Iterator[Finding]:

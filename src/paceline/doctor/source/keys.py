@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 
 from paceline.doctor.finding import Finding
 from paceline.doctor.source.flow import own_nodes
+from paceline.doctor.source.loops import COPIES, REPLICATES
 from paceline.doctor.source.mapped import Mapped, mapped_functions
-from paceline.doctor.source.project import Function, Project, SourceFile, bound_names, keyword
+from paceline.doctor.source.project import Function, Project, SourceFile, bound_names, keyword, parameters
 
 _MAKES = frozenset({"jax.random.key", "jax.random.PRNGKey", "jax.random.split", "jax.random.fold_in"})
 _NO_DRAW = frozenset(
@@ -158,7 +159,7 @@ def _shared(project: Project, mapped: Mapped) -> Iterator[Finding]:
     """The first draw of a mapped function whose key all devices share: closed over, or passed to all alike."""
     if "jax.lax.axis_index" in project.names(mapped.file, mapped.function):
         return
-    shared = mapped.shared()
+    shared = mapped.shared() | _replicated(mapped)
     inside: list[tuple[SourceFile, Function]] = [(mapped.file, mapped.function)]
     inside += project.reached(mapped.file, mapped.function)
     for file, function in inside:
@@ -173,6 +174,37 @@ def _shared(project: Project, mapped: Mapped) -> Iterator[Finding]:
             if scope not in {code for _, code in inside} and _holds_key(file, key.id, scope):
                 yield _shared_finding(mapped, file, key, how="that is made outside of it")
                 return
+
+
+def _replicated(mapped: Mapped) -> frozenset[str]:
+    """Parameters of a pmapped function that are given copies of one value: ``p_step(x, jax_utils.replicate(key))``."""
+    if mapped.kind != "pmap":
+        return frozenset()
+    file, names = mapped.site_file, parameters(mapped.function)
+    return frozenset(
+        name
+        for call in _calls_of(mapped)
+        for name, argument in zip(names, call.args, strict=False)
+        if _is_copy(file, file.value(argument))
+    )
+
+
+def _is_copy(file: SourceFile, value: ast.expr | None) -> bool:
+    if not isinstance(value, ast.Call):
+        return False
+    name = file.dotted(value.func)
+    stacks = name in COPIES and bool(value.args) and (
+        name.rpartition(".")[2] != "stack" or isinstance(value.args[0], ast.BinOp)  # jnp.stack([key] * K)
+    )  # fmt: skip
+    return name in REPLICATES or stacks
+
+
+def _calls_of(mapped: Mapped) -> Iterator[ast.Call]:
+    """Calls of the mapped form, by its name or right where it is made."""
+    for call in mapped.site_file.calls():
+        named = isinstance(call.func, ast.Name) and call.func.id in mapped.names
+        if named or call.func is mapped.site:
+            yield call
 
 
 def _shared_finding(mapped: Mapped, file: SourceFile, key: ast.Name, *, how: str) -> Finding:
@@ -199,14 +231,13 @@ def _wrong_count(mapped: Mapped, devices: int) -> Iterator[Finding]:
     file = mapped.site_file
     if mapped.kind != "pmap":
         return
-    for call in file.calls():
-        if not isinstance(call.func, ast.Name) or call.func.id not in mapped.names:
-            continue
+    for call in _calls_of(mapped):
+        called = call.func.id if isinstance(call.func, ast.Name) else mapped.name
         for argument in call.args:
             split = file.value(argument)
             count = _split_count(file, split)
             if count is not None and count != devices:
-                what = f"the key is split into {count} for the mapped function {call.func.id}, but the run has "
+                what = f"the key is split into {count} for {called}, which is mapped over the devices, but the run has "
                 what += f"{devices} devices"
                 fix = f"split it into one a device: jax.random.split(key, {devices}), or jax.device_count()"
                 yield Finding("source", "warning", what, fix, file.path, getattr(split, "lineno", call.lineno))

@@ -13,10 +13,10 @@ from paceline.doctor.finding import Finding
 from paceline.doctor.source.project import Function, Project, SourceFile, bound_names
 
 _TAKES = frozenset({"flax.jax_utils.unreplicate", "chex.get_first"})
-_REPLICATES = frozenset({"flax.jax_utils.replicate", "jax.device_put_replicated"})
+REPLICATES = frozenset({"flax.jax_utils.replicate", "jax.device_put_replicated"})
 _MAPS = frozenset({"jax.tree.map", "jax.tree_map", "jax.tree_util.tree_map"})
-_COPIES = frozenset({f"jax.numpy.{name}" for name in ("stack", "broadcast_to", "repeat", "tile")})
-_COPIES |= {f"numpy.{name}" for name in ("stack", "broadcast_to", "repeat", "tile")}
+COPIES = frozenset({f"jax.numpy.{name}" for name in ("stack", "broadcast_to", "repeat", "tile")})
+COPIES |= {f"numpy.{name}" for name in ("stack", "broadcast_to", "repeat", "tile")}
 
 
 def loop_findings(project: Project) -> list[Finding]:
@@ -90,9 +90,9 @@ def _replicates(file: SourceFile, call: ast.Call) -> bool:
     """``replicate(x)`` or ``jax.tree.map(lambda leaf: jnp.stack([leaf] * K), x)``."""
     mapped = _mapped_lambda(file, call)
     if mapped is None:
-        return file.dotted(call.func) in _REPLICATES
+        return file.dotted(call.func) in REPLICATES
     calls = [node for node in ast.walk(mapped.body) if isinstance(node, ast.Call)]
-    return any(file.dotted(found.func) in _COPIES for found in calls)
+    return any(file.dotted(found.func) in COPIES for found in calls)
 
 
 def _mapped_lambda(file: SourceFile, call: ast.Call) -> ast.Lambda | None:

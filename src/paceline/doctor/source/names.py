@@ -112,10 +112,24 @@ CHANGES: dict[str, Change] = {
     "jax.numpy.row_stack": Change("jax.numpy.vstack"),
     "jax.numpy.product": Change("jax.numpy.prod"),
     "jax.dlpack.to_dlpack": Change("jax.dlpack.from_dlpack(x) of the receiving library"),
+    "jax.config.config": Change("jax.config, with import jax"),
+    "jax.host_id": Change("jax.process_index", removed=False),
+    "jax.host_ids": Change("range(jax.process_count())", removed=False),
+    "jax.host_count": Change("jax.process_count", removed=False),
+    "jax.interpreters.pxla.Mesh": Change("jax.sharding.Mesh"),
+    "jax.mask": Change("an array that marks the valid rows, with jnp.where"),
+    "jax.shapecheck": Change("jax.eval_shape"),
     "jax.partial": Change("functools.partial"),
     **_TREE,
     **_MOVED_TO_EXTEND,
 }
+
+
+ARGUMENTS: dict[str, dict[str, str]] = {
+    "jax.numpy.clip": {"a": "the array as the first positional argument", "a_min": "min=", "a_max": "max="},
+    "jax.pmap": {"global_arg_shapes": "jax.jit over a mesh of all processes, which needs no shapes"},
+}
+"""Keyword arguments that a function no longer takes, with what to use instead."""
 
 
 def change_of(name: str) -> tuple[str, Change] | None:

@@ -226,6 +226,11 @@ def bound_names(target: ast.AST) -> Iterator[str]:
             yield node.arg
 
 
+def root_names(node: ast.AST) -> set[str]:
+    """Names that an expression reads: ``state`` of ``state.params``."""
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """The value of a keyword argument."""
     return next((found.value for found in call.keywords if found.arg == name), None)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.doctor.finding import Finding, Level
 from paceline.doctor.source.mapped import SHARD_MAPS
-from paceline.doctor.source.names import Change, change_of
+from paceline.doctor.source.names import ARGUMENTS, Change, change_of
 from paceline.doctor.source.project import SourceFile, keyword
 
 PORTING = (
@@ -31,7 +31,7 @@ def removed_names(file: SourceFile) -> list[Finding]:
     """Every finding of this module for one file, in the order of its lines."""
     named, ports = _named(file)
     ported = [*_shard_map_arguments(file), *_escape(file)]
-    found = [*named, *ported, *_vma(file), *_meshes(file)]
+    found = [*named, *ported, *_arguments(file), *_vma(file), *_meshes(file)]
     lines = ports | {finding.line for finding in ported if finding.line}
     if lines:
         what = f"when you port this: {PORTING}"
@@ -84,6 +84,17 @@ def _origin_is_import(file: SourceFile, node: ast.expr) -> bool:
 def _guarded_imports(file: SourceFile) -> set[str]:
     imports = (node for node in file.guarded if isinstance(node, ast.Import | ast.ImportFrom))
     return {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
+
+
+def _arguments(file: SourceFile) -> Iterator[Finding]:
+    """Keyword arguments of the table."""
+    for call in file.calls():
+        name = file.called(call)[0]
+        gone = ARGUMENTS.get(name or "", {})
+        for found in call.keywords if call not in file.guarded else []:
+            if found.arg in gone:
+                what = f"{name} no longer takes {found.arg}="
+                yield Finding("source", "error", what, f"use {gone[found.arg]}", file.path, found.value.lineno)
 
 
 def _shard_map_arguments(file: SourceFile) -> Iterator[Finding]:
