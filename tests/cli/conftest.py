@@ -6,6 +6,7 @@ import re
 import sys
 from typing import NamedTuple
 
+import jax
 import pytest
 
 from paceline.cli.main import main
@@ -20,6 +21,12 @@ class Ran(NamedTuple):
 
 
 _ERROR = re.compile(r"error: .+\n  why: .+\n  fix: .+\n")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_devices():
+    """Use a device first: a command run in this process would fix their number at its own."""
+    return jax.devices()
 
 
 @pytest.fixture

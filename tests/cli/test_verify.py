@@ -232,7 +232,6 @@ def test_a_task_that_cannot_be_run_ends_with_exit_code_2(refused, here, source, 
     assert json.loads((here / "out.json").read_text())["error"].keys() >= {"kind", "what", "why", "fix"}
 
 
-@pytest.mark.xfail(reason="raises TypeError of jax.eval_shape", raises=TypeError, strict=True)
 def test_a_loss_that_is_a_text_is_refused(refused, here):
     """As training refuses it."""
     (here / "my_task.py").write_text(TASK.format(loss='"three"'))
@@ -300,7 +299,6 @@ def test_as_many_devices_are_simulated_as_are_asked_for(tmp_path, monkeypatch, a
     assert command._asked_devices(["my_task.py", *arguments]) == asked
 
 
-@pytest.mark.xfail(reason="only the flag with a blank behind it is read early", strict=True)
 def test_devices_behind_an_equals_sign_are_simulated_too():
     """``--devices=16``, which the parser takes."""
     assert command._asked_devices(["my_task.py", "--devices=16"]) == [16]

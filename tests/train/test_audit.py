@@ -74,6 +74,7 @@ def test_a_flipped_bit_stops_the_run(scheme, flip, tmp_path):
         "params.w on device 2 (process 0) is unlike the other 3 replicas, which are equal"
     )
     assert "--on-divergence repair" in caught.value.fix
+    assert "fit(on_divergence='repair')" in caught.value.fix
     assert caught.value.exit_code == 1
     record = read_run(tmp_path / "run")
     assert record.report["stopped"].startswith("ReplicaError: replicas differ after step 8")

@@ -139,8 +139,9 @@ def _simulate_enough(arguments: list[str]) -> None:
 
 def _asked_devices(arguments: list[str]) -> list[int]:
     """The numbers behind ``--devices``, or those of the configuration file, before anything is parsed."""
-    if "--devices" in arguments:
-        behind = arguments[arguments.index("--devices") + 1 :]
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    if "--devices" in words:
+        behind = words[words.index("--devices") + 1 :]
         return [int(text) for text in itertools.takewhile(str.isdigit, behind)] or [1]
     config = find_value(arguments, "config")
     entry = None if config is None else read_config(config).get("devices")

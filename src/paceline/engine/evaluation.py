@@ -50,8 +50,17 @@ class EvaluationFunction:
     def _trace_maskable(self, params: Any, model_state: Any, batch: Any, rng: Array | jax.ShapeDtypeStruct) -> bool:
         with user_code(f"the evaluation of task {self._task.name!r}"):
             function = self._bound(params, model_state, batch, rng)
-            outcome = jax.eval_shape(lambda *args: self._run(function, *args), params, model_state, batch, rng)
-        return outcome_is_maskable(outcome)
+            found: list[bool] = []
+
+            def trace(valid: Array, *arguments: Any) -> Any:
+                outcome = self._run(function, *arguments)
+                sums = outcome_totals(outcome, valid)  # refuses what is no loss and no metric
+                found.append(outcome_is_maskable(outcome))
+                return sums
+
+            rows = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], bool)
+            jax.eval_shape(trace, rows, params, model_state, batch, rng)
+        return found[0]
 
     def _bound(self, *arguments: Any) -> LossFunction:
         field = "loss" if self._task.evaluate is None else "evaluate"

@@ -86,7 +86,8 @@ class Split:
 def combine(local: Local, clip: Clip) -> Update:
     """The definition: sums over sums, then the clip."""
     weight = local.totals["loss"].weight.sum()
-    gradients = clip(jax.tree.map(lambda leaf: leaf.sum(0) / weight.astype(leaf.dtype), local.gradients))
+    safe = jnp.where(weight == 0, jnp.ones_like(weight), weight)
+    gradients = clip(jax.tree.map(lambda leaf: leaf.sum(0) / safe.astype(leaf.dtype), local.gradients))
     means = {name: total_mean(total) for name, total in local.totals.items()}
     loss = means.pop("loss")
     return Update(gradients, loss, means, merged_state(local))
@@ -180,7 +181,8 @@ class Reference:
 
     def _step(self, carry: Carry, batch: Batch, update: Array) -> tuple[Carry, Update]:
         problem = self.problem
-        done = self.combine(self._local(carry, batch, update), self._clip)
+        local = self._local(carry, batch, update)
+        done = self.combine(local, self._clip)
         optimizer = optax.with_extra_args_support(problem.optimizer)
         opt_state = self.prepare(carry.opt_state, update)
         changes, opt_state = optimizer.update(
@@ -189,7 +191,10 @@ class Reference:
         params = optax.apply_updates(carry.params, changes)
         decay = problem.parallel.ema_decay
         ema = None if decay is None else jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, carry.ema, params)
-        return Carry(params, opt_state, done.model_state, ema), done
+        after = Carry(params, opt_state, done.model_state, ema)
+        # A batch of which no row has any weight says nothing: no momentum, no weight decay, no count.
+        applied = local.totals["loss"].weight.sum() > 0
+        return jax.tree.map(functools.partial(jnp.where, applied), after, carry), done
 
     def _clip(self, gradients: Any) -> Any:
         limit = self.problem.parallel.clip_norm

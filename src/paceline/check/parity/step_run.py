@@ -132,9 +132,7 @@ def _result(step: HandwrittenStep, seen: Seen, right: Trace, limits: Tolerances,
     )  # fmt: skip
 
 
-def _culprits(
-    problem: Problem, run: StepRun, answers: Sequence[tuple[Seen, Trace]], *, equal: bool
-) -> list[Culprit]:
+def _culprits(problem: Problem, run: StepRun, answers: Sequence[tuple[Seen, Trace]], *, equal: bool) -> list[Culprit]:
     seen = answers[0][0]
     found = [
         Culprit(_KEY_CAUSES[finding.kind], ", ".join(dict.fromkeys(finding.where)))

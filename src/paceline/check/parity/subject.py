@@ -63,8 +63,9 @@ def run_case(problem: Problem, case: Case, *, devices: Sequence[jax.Device]) -> 
     state = _start(step, problem)
     trace = []
     for batch in problem.batches:
+        before = state.empty
         state, metrics = step(state, *_place(step, batch))
-        trace.append(_observed(step, state, metrics))
+        trace.append(_observed(step, state, metrics, empty=words(state.empty).max() > words(before).max()))
     return Ran(trace, drifting_replicas(state, device_axis=parallel.scheme == "pmap"))
 
 
@@ -141,13 +142,18 @@ def stacked(tree: Any, num_devices: int) -> Any:
     )
 
 
-def _observed(step: StepFunction, state: TrainState, metrics: StepMetrics) -> dict[str, np.ndarray]:
+def _observed(step: StepFunction, state: TrainState, metrics: StepMetrics, *, empty: Any) -> dict[str, np.ndarray]:
+    """The values of one update.
+
+    Args:
+      empty: no row had any weight, so the optimizer was not asked and remembers an older gradient than this one, 0.
+    """
     spec = step.spec
     one = drop_device_axis(state, parallel=spec.parallel, mesh=spec.mesh)
     values = metrics.fetch()
     return flatten(
         loss=np.asarray(values["loss"]),
-        gradient=one.opt_state.gradients,
+        gradient=jax.tree.map(jnp.zeros_like if empty else jnp.asarray, one.opt_state.gradients),
         params=one.params,
         opt_state=one.opt_state.inner,
         model_state=one.model_state,

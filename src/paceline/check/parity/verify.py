@@ -24,6 +24,7 @@ from paceline.check.parity.report import Verification
 from paceline.check.parity.step_run import verify_step
 from paceline.check.parity.task_run import TaskRun
 from paceline.engine.parallel import Parallel, Placement, Scheme
+from paceline.engine.usercode import optimizer_code
 from paceline.tasks.task import Task
 from paceline.topology.devices import choose_devices
 
@@ -75,6 +76,7 @@ def verify(
     """
     begin = time.perf_counter()
     _check(task, optimizer, updates=updates, seconds=seconds)
+    optimizer = _named(optimizer)
     grid = Grid(*map(_values, (schemes, placements, devices, accumulation)))
     parts = _parts(grid)
     fitting = most_devices(task, optimizer, params=params, device=choose_devices()[0])
@@ -128,6 +130,21 @@ def _check(task: Any, optimizer: Any, *, updates: int, seconds: float) -> None:
         )
     if not seconds >= 0:
         raise OptionError(what=f"seconds={seconds}", why="it is a time", fix="use 0 for no limit, or seconds above 0")
+
+
+def _named(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, whose errors name it."""
+    full = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> Any:
+        with optimizer_code(optimizer):
+            return full.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        with optimizer_code(optimizer):
+            return full.update(updates, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _values(values: Any) -> tuple[Any, ...]:
