@@ -21,7 +21,7 @@ from paceline.check.parity.causes import Cause, Culprit
 from paceline.check.parity.probes import draws_numbers
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.reference import Clip, Local, Reference, Split, Update, averaged, combine
-from paceline.check.parity.trace import Trace, kind_of, worst, worst_by_kind
+from paceline.check.parity.trace import Trace, flat_leaves, kind_of, without, worst, worst_by_kind
 from paceline.tasks.losses import Totals
 
 MATCH = 1e-7
@@ -63,7 +63,8 @@ class Fault(NamedTuple):
 def name_faults(problem: Problem, *, seen: Seen, right: Trace) -> list[Culprit]:
     """The causes behind a trace that differs from `right`. For float64 problems, under `jax.enable_x64`."""
     found: list[Culprit] = []
-    wrong = {kind: deviation for kind, deviation in worst_by_kind(seen.trace, right).items() if deviation.value > MATCH}
+    told = without(right, flat_leaves(right))
+    wrong = {kind: deviation for kind, deviation in worst_by_kind(seen.trace, told).items() if deviation.value > MATCH}
     if any(kind in wrong for kind in UPDATE_KINDS) or any(kind_of(name) == "params" for name in seen.drifting):
         found += _matching(problem, seen, _UPDATE_FAULTS)
     if not found and ("model_state" in wrong or any(kind_of(name) == "model_state" for name in seen.drifting)):
@@ -97,7 +98,8 @@ def _matching(problem: Problem, seen: Seen, faults: Sequence[Fault]) -> Iterator
         if not _is_possible(fault.cause, problem, seen):
             continue
         simulated = fault.make(problem, seen).run()
-        if worst(seen.trace, simulated, kinds=fault.kinds).value <= MATCH:
+        told = without(simulated, flat_leaves(simulated))
+        if worst(seen.trace, told, kinds=fault.kinds).value <= MATCH:
             yield Culprit(fault.cause, f"K = {seen.devices}")
             return
 

@@ -155,9 +155,8 @@ class Reference:
                 _check_finite(trace[-1], problem.task.name, update=update + 1)
         return trace
 
-    def nudged(self) -> list[Trace]:
-        """The updates from starts that are moved by the rounding of float64, a few times."""
-        eps = float(jnp.finfo(jnp.float64).eps)
+    def nudged(self, eps: float) -> list[Trace]:
+        """The updates from starts that are moved by the rounding of a type, a few times."""
         return [self.run(self.problem.nudged(eps, seed=seed)) for seed in range(_NUDGES)]
 
     @functools.cached_property

@@ -25,7 +25,7 @@ from paceline.check.parity.reference import Reference, Split
 from paceline.check.parity.report import Result, Verification
 from paceline.check.parity.task_run import against, setting
 from paceline.check.parity.tolerance import Tolerances
-from paceline.check.parity.trace import Trace, kind_of, worst
+from paceline.check.parity.trace import Trace, flat_leaves, kind_of, without, worst
 
 _KEY_CAUSES = {
     "shared": causes.KEY_SHARED,
@@ -65,8 +65,10 @@ def verify_step(problem: Problem, step: HandwrittenStep, *, grid: Grid) -> Verif
         seen = StepRun(problem, step, devices=wide_seen.devices).run()
         reference = Reference(problem, wide_seen.split)
         rounded = reference.run()
-        other = reference.run(problem.nudged(eps)) if random else right
-        limits = tolerance.own(eps, rounded=rounded, other=other)
+        limits = tolerance.own(eps)
+        if not limits.holds(seen.trace, rounded):
+            others = [*reference.nudged(eps), *([] if random else [right])]
+            limits = tolerance.own(eps, rounded=rounded, others=others, flat=flat_leaves(right))
         results.append(_result(step, seen, rounded, limits, precision=problem.parallel.precision))
     skipped += _not_compared(step, rights)
     return Verification(
@@ -114,14 +116,18 @@ def _answers(problem: Problem, run: StepRun) -> list[tuple[Seen, Trace]]:
     seen = run.run()
     splits = [Split(), Split(groups=run.devices)] if problem.has_model_state else [Split()]
     answers = [(seen._replace(split=split), Reference(problem, split).run()) for split in splits]
-    return sorted(answers, key=lambda answer: worst(seen.trace, answer[1], kinds=UPDATE_KINDS).value)
+
+    def distance(right: Trace) -> float:
+        return worst(seen.trace, without(right, flat_leaves(right)), kinds=UPDATE_KINDS).value
+
+    return sorted(answers, key=lambda answer: distance(answer[1]))
 
 
 def _exact(problem: Problem, seen: Seen, right: Trace) -> Tolerances:
     """Asks what rounding does only where there is something to excuse."""
-    if tolerance.exact().farthest(seen.trace, right).value <= tolerance.EXACT:
+    if tolerance.exact().holds(seen.trace, right):
         return tolerance.exact()
-    return tolerance.exact(wanted=right, nudged=Reference(problem, seen.split).nudged())
+    return tolerance.exact(wanted=right, nudged=Reference(problem, seen.split).nudged(tolerance.EPS64))
 
 
 def _result(step: HandwrittenStep, seen: Seen, right: Trace, limits: Tolerances, *, precision: str) -> Result:

@@ -24,10 +24,7 @@ from paceline.check.parity.reference import Reference, Split
 from paceline.check.parity.report import Result, Verification
 from paceline.check.parity.subject import Ran, run_case
 from paceline.check.parity.tolerance import Tolerances
-from paceline.check.parity.trace import Trace, deviations
-
-_NUDGED = "nudged"
-"""The task's own precision, from a start moved by its rounding."""
+from paceline.check.parity.trace import Trace, flat_leaves
 
 _EXPLAINED = 3
 """Cases that are looked into, at most, to name causes."""
@@ -55,7 +52,7 @@ class TaskRun:
         self._first = Reference(self._wide)
         self._programs = {(Split(), True): self._first}
         self._traces: dict[tuple[Split, str], Trace] = {}
-        self._moved: dict[Split, list[Trace]] = {}
+        self._moved: dict[tuple[Split, bool], list[Trace]] = {}
 
     def outcome(self) -> Verification:
         """Run what there is time for, and name the causes of what differs."""
@@ -119,29 +116,31 @@ class TaskRun:
 
     def _limits(self, split: Split, case: Case, ran: Ran, wanted: Trace) -> tuple[Tolerances, str]:
         """What deviation is allowed for each kind of value, and a note on it for the table."""
-        if case.precision != "float64":
-            with jax.enable_x64(not self._random):
-                other = self._reference(split, _NUDGED if self._random else "float64")
-            return tolerance.own(self._eps, rounded=wanted, other=other), ""
-        exact = all(found.value <= tolerance.EXACT for found in deviations(ran.trace, wanted))
-        if exact:
-            return tolerance.exact(), ""
-        if self._left != "float64":
+        wide = case.precision == "float64"
+        plain = tolerance.exact() if wide else tolerance.own(self._eps)
+        if plain.holds(ran.trace, wanted):
+            return plain, ""
+        if wide and self._left != "float64":
             return tolerance.inside(self._left), f", a kernel or callback computes in {self._left}"
         with _types(case):
-            return tolerance.exact(wanted=wanted, nudged=self._nudged(split)), ""
+            nudged = self._nudged(split, wide=wide)
+        if wide:
+            return tolerance.exact(wanted=wanted, nudged=nudged), ""
+        with jax.enable_x64(True):
+            right = self._reference(split, "float64")
+        others = nudged if self._random else [*nudged, right]
+        return tolerance.own(self._eps, rounded=wanted, others=others, flat=flat_leaves(right)), ""
 
     def _reference(self, split: Split, precision: str) -> Trace:
         if (split, precision) not in self._traces:
-            of = self._program(split, wide=precision == "float64")
-            problem = of.problem.nudged(self._eps) if precision == _NUDGED else None
-            self._traces[split, precision] = of.run(problem)
+            self._traces[split, precision] = self._program(split, wide=precision == "float64").run()
         return self._traces[split, precision]
 
-    def _nudged(self, split: Split) -> list[Trace]:
-        if split not in self._moved:
-            self._moved[split] = self._program(split, wide=True).nudged()
-        return self._moved[split]
+    def _nudged(self, split: Split, *, wide: bool) -> list[Trace]:
+        if (split, wide) not in self._moved:
+            eps = tolerance.EPS64 if wide else self._eps
+            self._moved[split, wide] = self._program(split, wide=wide).nudged(eps)
+        return self._moved[split, wide]
 
     def _program(self, split: Split, *, wide: bool) -> Reference:
         if (split, wide) not in self._programs:

@@ -6,7 +6,7 @@ Invariant: a tolerance is derived from types and from one device alone, never fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from paceline.check.parity.trace import (
     Deviation,
     Trace,
     deviations,
+    flat_leaves,
     kind_of,
-    worst_by_kind,
 )
 from paceline.engine.parallel import Parallel
 
+EPS64 = float(jnp.finfo(jnp.float64).eps)
 EXACT = 1e-10
 """Relative tolerance in float64."""
 
@@ -35,6 +36,9 @@ _ROUNDINGS = 8
 
 _MOST = 0.5
 """Where rounding alone moves a value by more than that, or to infinity, nothing is shown, and so nothing is allowed."""
+
+_MOST_FLAT = 1e9
+"""Of a leaf that holds rounding by its nature, whatever is finite (`trace.flat_leaves`)."""
 
 
 class Tolerances(NamedTuple):
@@ -53,6 +57,11 @@ class Tolerances(NamedTuple):
         found = deviations(observed, wanted, floor=self.floor)
         return max(found, key=lambda deviation: deviation.value / self.limit(deviation.leaf))
 
+    def holds(self, observed: Trace, wanted: Trace) -> bool:
+        """Whether no leaf goes beyond its limit."""
+        found = self.farthest(observed, wanted)
+        return found.value <= self.limit(found.leaf)
+
     def limit(self, leaf: str) -> float:
         """Of one leaf."""
         return self.limits.get(leaf, self.limits[kind_of(leaf)])
@@ -65,12 +74,21 @@ def exact(*, wanted: Trace = (), nudged: Sequence[Trace] = ()) -> Tolerances:
       wanted, nudged: one device, and the same from starts moved by the rounding of float64. A leaf that this moves by
         more than 1e-10 is no more exact: Adam divides a gradient of 0, in front of BatchNorm, by its rounding.
     """
+    flat = flat_leaves(wanted) if wanted else ()
+    return _measured(EXACT, EXACT_FLOOR, wanted=wanted, others=nudged, flat=flat)
+
+
+def _measured(
+    least: float, floor: float, *, wanted: Trace, others: Sequence[Trace], flat: Collection[str]
+) -> Tolerances:
+    """`least`, but for leaves that rounding moves farther."""
     moved: dict[str, float] = {}
-    for other in nudged:
-        for found in deviations(other, wanted):
-            moved[found.leaf] = max(moved.get(found.leaf, 0.0), min(_ROUNDINGS * found.value, _MOST))
-    leaves = {leaf: value for leaf, value in moved.items() if value > EXACT}
-    return Tolerances({**dict.fromkeys(KINDS, EXACT), **leaves}, EXACT_FLOOR)
+    for other in others:
+        for found in deviations(other, wanted, floor=floor):
+            most = _MOST_FLAT if found.leaf in flat else _MOST
+            moved[found.leaf] = max(moved.get(found.leaf, 0.0), min(_ROUNDINGS * found.value, most))
+    leaves = {leaf: value for leaf, value in moved.items() if value > least}
+    return Tolerances({**dict.fromkeys(KINDS, least), **leaves}, floor)
 
 
 def unit(parallel: Parallel, *, inside: Any) -> float:
@@ -89,15 +107,15 @@ def inside(dtype: object) -> Tolerances:
     return Tolerances(dict.fromkeys(KINDS, _ULPS * float(jnp.finfo(dtype).eps)), EXACT_FLOOR)
 
 
-def own(eps: float, *, rounded: Trace, other: Trace) -> Tolerances:
+def own(
+    eps: float, *, rounded: Trace = (), others: Sequence[Trace] = (), flat: Collection[str] = ()
+) -> Tolerances:
     """In the task's own precision.
 
     Args:
       eps: see `unit`.
-      rounded, other: one device in that precision, and the same with other rounding: in float64, or, if the task draws
-        random numbers, which are others there, from a start that is moved by its rounding (`Problem.nudged`).
+      rounded, others: one device in that precision, and the same with other rounding: from starts that are moved by it,
+        and in float64, unless the task draws random numbers, which are others there.
+      flat: see `trace.flat_leaves`.
     """
-    measured = worst_by_kind(rounded, other, floor=ROUNDED_FLOOR)
-    rounding = {kind: min(_ROUNDINGS * found.value, _MOST) for kind, found in measured.items()}
-    limits = {kind: max(_ULPS * eps, rounding.get(kind, 0.0)) for kind in KINDS}
-    return Tolerances(limits, ROUNDED_FLOOR)
+    return _measured(_ULPS * eps, ROUNDED_FLOOR, wanted=rounded, others=others, flat=flat)

@@ -6,7 +6,7 @@ Invariant: a deviation of 0 means equal values; that of NaN from a number is inf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,12 @@ EXACT_FLOOR, ROUNDED_FLOOR = 1e-4, 1e-2
 this share of the largest of its kind: the gradient of a bias in front of BatchNorm is 0, and what two programs make of
 that is rounding. The first is for float64, the second for the task's own precision, where a sum of large terms that
 cancel is mostly rounding too."""
+
+
+_FLAT = 1e-12
+"""A gradient this much smaller than the largest is rounding in float64: a thousand times 2e-16, and some more."""
+
+_OF_PARAMS = ("params", "opt_state", "ema")
 
 
 class Deviation(NamedTuple):
@@ -81,6 +87,34 @@ def worst_by_kind(observed: Trace, wanted: Trace, *, floor: float = EXACT_FLOOR)
         if kind not in found or deviation.value > found[kind].value:
             found[kind] = deviation
     return found
+
+
+def flat_leaves(right: Trace) -> frozenset[str]:
+    """Leaves of parameters whose gradient is 0 but for rounding in every update, as that of a bias in front of BatchNorm.
+
+    Adam divides that rounding by itself, so two right programs may give such a leaf any value.
+
+    Args:
+      right: one device in float64.
+    """
+    largest: dict[str, float] = {}
+    for values in right:
+        for name, leaf in values.items():
+            if kind_of(name) == "gradient" and leaf.size:
+                path = name.removeprefix("gradient.")
+                largest[path] = max(largest.get(path, 0.0), float(np.abs(_wide(leaf)).max()))
+    least = _FLAT * max(largest.values(), default=0.0)
+
+    def is_flat(name: str) -> bool:
+        path = max((path for path in largest if name.endswith(f".{path}")), key=len, default=None)
+        return kind_of(name) in _OF_PARAMS and path is not None and largest[path] <= least
+
+    return frozenset(filter(is_flat, right[0]))
+
+
+def without(trace: Trace, names: Collection[str]) -> Trace:
+    """The trace without these leaves."""
+    return [{name: leaf for name, leaf in values.items() if name not in names} for values in trace]
 
 
 def _scales(trace: Trace, *, floor: float) -> dict[str, float]:
