@@ -43,7 +43,7 @@ def _float64(x64):
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_updates_are_those_of_momentum_by_hand(split):
-    """Two updates of 8 and 4 valid rows, however they are taken: g = mean 2(xw - y)x, m = 0.9m + g, w -= 0.1m; 1e-13."""
+    """Two updates of 8 and 4 valid rows, however they are taken: g = mean 2(xw - y)x, m = 0.9m + g, w -= 0.1m."""
     given = problem(with_metric, BATCHES, params={"w": W0}, optimizer=optax.sgd(0.1, momentum=0.9))
     found = Reference(given, split).run()
     w, m = W0, np.zeros(3)
@@ -165,7 +165,7 @@ PAIRS = [0, 0, 1, 1, 2, 2, 3, 3]
     ("declared", "rule", "variance"), [(True, None, 1.025), (False, None, 0.9), (True, averaged, 0.9)]
 )
 def test_statistics_of_groups_are_those_of_the_union_if_declared(declared, rule, variance):
-    """Device d has two rows of value d: mean 0.15; variance 0.9 + 0.1 * 1.25, or the mean of zeros if averaged; 1e-12."""
+    """Device d has two rows of value d: mean 0.15; variance 0.9 + 0.1 * 1.25; averaged, that of zeros. 1e-12."""
     options = {} if rule is None else {"combine": rule}
     found = Reference(normalising(PAIRS, declared=declared), Split(groups=4), **options).run()[0]
     np.testing.assert_allclose(found["model_state.mean"], 0.15, rtol=1e-12)
@@ -210,7 +210,7 @@ def test_groups_of_microbatches_merge_every_microbatch():
 
 
 def test_float16_computes_in_float16_and_keeps_its_parameters():
-    """w = 1 + 2^-12 is 1 in float16: gradient of (wx)^2 at x = 3 is 18, not 18.004; w moves from where it was. Exact."""
+    """w = 1 + 2^-12 is 1 in float16: gradient of (wx)^2 at x = 3 is 18, not 18.004; w moves from where it was."""
     w = np.float32(1 + 2.0**-12)
     with jax.enable_x64(False):
         given = problem(
@@ -225,8 +225,8 @@ def test_float16_computes_in_float16_and_keeps_its_parameters():
 def test_an_optimizer_is_given_the_loss():
     """Some ask for `value`: 0.5 of it is taken off the parameter. Exact."""
 
-    def update(updates, state, params=None, *, value, **extra):
-        return {"w": -0.5 * value}, state
+    def update(updates, state, params=None, **extra):
+        return {"w": -0.5 * extra["value"]}, state
 
     optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
     given = problem(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from paceline.base.errors import ReplicationError
 from paceline.check.parity.cases import Case
-from paceline.check.parity.subject import case_parallel, drifting_replicas, recording, run_case, stacked
+from paceline.check.parity.subject import Recorded, case_parallel, drifting_replicas, recording, run_case, stacked
 from paceline.engine.parallel import Parallel
 from paceline.topology.mesh import data_mesh
 from tests.check.parity.problems import problem
@@ -85,14 +87,18 @@ def test_a_recording_optimizer_changes_nothing_and_remembers_the_gradients():
     """Updates and inner state are those of adam itself, bit for bit."""
     adam, params, gradients = optax.adam(0.1), {"w": jnp.ones(2)}, {"w": jnp.array([1.0, -2])}
     recorder = recording(adam)
-    changes, state = recorder.update(gradients, recorder.init(params), params)
+    given = recorder.update(gradients, recorder.init(params), params)
+    changes, state = cast(tuple[Any, Recorded], given)
     wanted, inner = adam.update(gradients, adam.init(params), params)
     assert jax.tree.all(
         jax.tree.map(np.array_equal, (changes, state.inner, state.gradients), (wanted, inner, gradients))
     )
 
 
-def copies(*values, spec=PartitionSpec()):
+WHOLE, ROWS = PartitionSpec(), PartitionSpec("data")
+
+
+def copies(*values, spec=WHOLE):
     """An array on as many devices, each with bytes of its own under a sharding that says otherwise."""
     mesh = data_mesh(jax.devices()[: len(values)])
     parts = [jax.device_put(np.asarray(value), device) for value, device in zip(values, jax.devices(), strict=False)]
@@ -111,7 +117,7 @@ def test_replicas_with_other_bytes_are_named():
 
 def test_parts_are_no_copies_but_for_pmap():
     """Split by rows, both halves may differ; with a device axis they are copies of one leaf."""
-    tree = {"w": copies([1.0], [2.0], spec=PartitionSpec("data"))}
+    tree = {"w": copies([1.0], [2.0], spec=ROWS)}
     assert drifting_replicas(tree, device_axis=False) == ()
     assert drifting_replicas(tree, device_axis=True) == ("w",)
 

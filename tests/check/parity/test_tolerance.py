@@ -70,18 +70,42 @@ def test_a_kernel_is_given_the_rounding_of_its_type():
 
 
 def test_the_own_precision_allows_64_units_or_8_measured_roundings():
-    """Loss off by 2^-10 from float64: 8 * 2^-10; gradient off by nothing, metrics not there: 64 units."""
-    rounded, other = trace(loss=1, gradient__w=1), trace(loss=1 - 2.0**-10, gradient__w=1)
-    limits = tolerance.own(EPS32, rounded=rounded, other=other)
-    # what is measured is relative to the float64 value, 1 - 2^-10
-    assert limits.limit("loss") == pytest.approx(8 * 2.0**-10 / (1 - 2.0**-10), rel=1e-12)
-    assert limits.limit("gradient.w") == limits.limit("metrics.a") == 64 * EPS32
+    """Moved by 2^-10, the larger of two samples: 8 * 2^-10; not moved, or not there: 64 units."""
+    rounded = trace(gradient__w=1, gradient__v=1, loss=1)
+    others = [
+        trace(gradient__w=1 - 2.0**-10, gradient__v=1, loss=1),
+        trace(gradient__w=1 + 2.0**-12, gradient__v=1, loss=1),
+    ]
+    limits = tolerance.own(EPS32, rounded=rounded, others=others)
+    assert limits.limit("gradient.w") == 8 * 2.0**-10
+    assert {limits.limit(leaf) for leaf in ("gradient.v", "loss", "metrics.a")} == {64 * EPS32}
     assert limits.floor == ROUNDED_FLOOR
+
+
+def test_only_a_leaf_that_is_rounding_by_its_nature_may_be_off_by_its_own_size():
+    """Moved by a factor of 3, that is by 2: 16 for a flat leaf; half of its size for any other."""
+    rounded, others = trace(params__b=1, params__w=1), [trace(params__b=3, params__w=3)]
+    limits = tolerance.own(EPS32, rounded=rounded, others=others, flat={"params.b"})
+    assert (limits.limit("params.b"), limits.limit("params.w")) == (16, 0.5)
+
+
+def test_a_leaf_that_is_rounding_is_told_by_its_gradient():
+    """A gradient of 1e-13 beside 1: its parameter may be moved by a factor of 3 in float64; the other's not."""
+    wanted = trace(gradient__b=1e-13, gradient__w=1, params__b=1, params__w=1)
+    limits = tolerance.exact(wanted=wanted, nudged=[trace(params__b=3, params__w=3)])
+    assert (limits.limit("params.b"), limits.limit("params.w")) == (16, 0.5)
+
+
+def test_limits_hold_or_do_not():
+    """1e-10 off holds in float64, 2e-10 does not."""
+    wanted = trace(loss=0, params__w=1)
+    assert tolerance.exact().holds(trace(loss=0, params__w=1 + 0.99e-10), wanted)
+    assert not tolerance.exact().holds(trace(loss=0, params__w=1 + 2e-10), wanted)
 
 
 def test_the_own_precision_never_allows_less_than_64_units():
     """A measured rounding of one unit gives 8 and is raised to 64."""
-    limits = tolerance.own(EPS32, rounded=trace(loss=1 + EPS32), other=trace(loss=1))
+    limits = tolerance.own(EPS32, rounded=trace(loss=1), others=[trace(loss=1 + EPS32)])
     assert limits.limit("loss") == 64 * EPS32
 
 
@@ -108,7 +132,8 @@ def test_the_floor_of_the_tolerance_is_the_one_used():
 
 def test_a_rounding_that_is_not_finite_is_no_limit():
     """NaN or infinity on one device: no limit that an infinite deviation, or one of a factor of 2, could pass."""
-    limits = tolerance.own(EPS32, rounded=trace(loss=math.inf, params__w=math.nan), other=trace(loss=1, params__w=1))
+    odd = trace(loss=math.inf, params__w=math.nan)
+    limits = tolerance.own(EPS32, rounded=odd, others=[trace(loss=1, params__w=1)])
     assert all(limit < 1 for limit in limits.limits.values())
     limits = tolerance.exact(wanted=trace(params__w=math.nan), nudged=[trace(params__w=math.nan)])
     assert limits.limit("params.w") < 1

@@ -15,8 +15,10 @@ from paceline.check.parity.trace import (
     ROUNDED_FLOOR,
     Deviation,
     deviations,
+    flat_leaves,
     flatten,
     kind_of,
+    without,
     worst,
     worst_by_kind,
 )
@@ -139,6 +141,25 @@ def test_narrow_floats_are_measured_in_float64():
 def test_only_leaves_that_both_have_are_compared():
     """A handwritten step may return no metrics; what only the observed has is nothing to compare with."""
     assert values_of({"loss": leaf(1), "extra": leaf(2)}, {"loss": leaf(1), "metrics.a": leaf(5)}) == {"loss": 0}
+
+
+FLAT = [
+    {"gradient.a.b": leaf(1e-15, -1e-14), "gradient.b": leaf(1e-3), "gradient.w": leaf(2.0)},
+    {"gradient.a.b": leaf(0, 1e-13), "gradient.b": leaf(0), "gradient.w": leaf(0.0)},
+]
+OTHERS = ("params.a.b", "params.b", "params.w", "opt_state.0.mu.a.b", "opt_state.0.mu.b", "opt_state.count", "ema.a.b")
+
+
+def test_leaves_are_flat_whose_gradient_is_rounding_in_every_update():
+    """1e-13 beside 2 is; 1e-3 once is not, though its name ends alike; counts, losses and statistics never are."""
+    right = [{**values, **dict.fromkeys([*OTHERS, "model_state.a.b", "loss"], leaf(1))} for values in FLAT]
+    assert flat_leaves(right) == {"params.a.b", "opt_state.0.mu.a.b", "ema.a.b"}
+    assert "params.a.b" not in without(right, flat_leaves(right))[1]
+
+
+def test_a_model_without_any_gradient_is_flat():
+    """0 everywhere: the loss does not depend on it."""
+    assert flat_leaves([{"gradient.w": leaf(0), "params.w": leaf(1)}]) == {"params.w"}
 
 
 def test_traces_of_different_lengths_are_a_bug():

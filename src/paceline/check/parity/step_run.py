@@ -112,7 +112,7 @@ def _runs(problem: Problem, step: HandwrittenStep, grid: Grid, skipped: list[Ski
 
 
 def _answers(problem: Problem, run: StepRun) -> list[tuple[Seen, Trace]]:
-    """What the step did, with every right answer, the nearest first: with model state, BatchNorm may be synced or local."""
+    """What the step did, with every right answer, the nearest first: BatchNorm may be synced or local."""
     seen = run.run()
     splits = [Split(), Split(groups=run.devices)] if problem.has_model_state else [Split()]
     answers = [(seen._replace(split=split), Reference(problem, split).run()) for split in splits]

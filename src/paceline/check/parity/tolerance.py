@@ -107,9 +107,7 @@ def inside(dtype: object) -> Tolerances:
     return Tolerances(dict.fromkeys(KINDS, _ULPS * float(jnp.finfo(dtype).eps)), EXACT_FLOOR)
 
 
-def own(
-    eps: float, *, rounded: Trace = (), others: Sequence[Trace] = (), flat: Collection[str] = ()
-) -> Tolerances:
+def own(eps: float, *, rounded: Trace = (), others: Sequence[Trace] = (), flat: Collection[str] = ()) -> Tolerances:
     """In the task's own precision.
 
     Args:

@@ -90,7 +90,7 @@ def worst_by_kind(observed: Trace, wanted: Trace, *, floor: float = EXACT_FLOOR)
 
 
 def flat_leaves(right: Trace) -> frozenset[str]:
-    """Leaves of parameters whose gradient is 0 but for rounding in every update, as that of a bias in front of BatchNorm.
+    """Leaves of parameters whose gradient is 0 but for rounding in every update, as of a bias in front of BatchNorm.
 
     Adam divides that rounding by itself, so two right programs may give such a leaf any value.
 
