@@ -122,7 +122,7 @@ def _check(task: Any, optimizer: Any, *, updates: int, seconds: float) -> None:
         raise TaskError(
             what=f"the optimizer is of type {type(optimizer).__name__}",
             why="an update needs its init and its update",
-            fix="pass an optax optimizer, for example optax.sgd(0.1)",
+            fix="pass an optax optimizer, such as optax.sgd(0.1); of optax.MultiSteps, its gradient_transformation()",
         )
     if updates < 1:
         raise OptionError(
