@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -29,3 +32,10 @@ def test_annotations_are_checked():
     """A wrong type reaches the checker before the function."""
     with pytest.raises(jaxtyping.TypeCheckError):
         format_percent("half")
+
+
+def test_no_setting_of_a_folder_outlives_its_tests():
+    """Folders of tests are no packages, so pytest would keep what a package-scoped fixture sets until the end."""
+    folder = Path(__file__).parent
+    sources = [path for path in folder.rglob("*.py") if path != Path(__file__)]
+    assert [path.name for path in sources if re.search(r"fixture\(.*scope=.package", path.read_text())] == []

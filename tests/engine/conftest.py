@@ -39,7 +39,8 @@ def quickly_compiled() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.fixture(autouse=True, scope="package")
+# Not scope="package": these folders are no packages, and the setting would last for all tests behind them.
+@pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
     """For every test of the engine."""
     with quickly_compiled():

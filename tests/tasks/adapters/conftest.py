@@ -6,7 +6,8 @@ import jax
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="package")
+# Not scope="package": these folders are no packages, and the setting would last for all tests behind them.
+@pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
