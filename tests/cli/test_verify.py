@@ -197,7 +197,6 @@ def test_a_mistake_on_the_command_line_ends_with_exit_code_2(refused, here, opti
     assert what in refused("verify", "my_task.py", *FEW, *options)
 
 
-@pytest.mark.xfail(reason="the words are those for a task whose model names an axis", strict=True)
 def test_a_step_that_names_two_axes_is_refused_in_words_for_a_step(refused, here):
     """Both names, and no advice for a task of Paceline."""
     told = refused("verify", "my_task.py", *FEW, "--step", "steps_by_hand:two_axes")

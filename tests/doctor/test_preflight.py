@@ -17,6 +17,7 @@ from paceline.doctor.memory import StepMemory, device_memory, judge_memory
 from paceline.doctor.preflight import preflight
 from paceline.doctor.subject import Subject, abstract_program, read_example
 from paceline.engine.parallel import Parallel
+from paceline.topology import devices as devices_module
 
 ORDER = ["batch", "shapes", "keys", "memory", "drift"]
 KEY = jax.random.key(7)
@@ -315,7 +316,7 @@ def test_simulated_devices_share_the_memory_of_the_machine(monkeypatch, tmp_path
     whole = device_memory(four[:1])
     assert whole is not None and device_memory(four) == whole // 4
     (tmp_path / "memory.max").write_text("4000\n")
-    monkeypatch.setattr(memory_module, "_CGROUP_LIMITS", (str(tmp_path / "memory.max"), str(tmp_path / "no")))
+    monkeypatch.setattr(devices_module, "_CGROUP_LIMITS", (str(tmp_path / "memory.max"), str(tmp_path / "no")))
     assert device_memory(four) == 1000
     (tmp_path / "memory.max").write_text("max\n")
     assert device_memory(four[:1]) is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from paceline.topology.mesh import data_mesh, replicated, split_microbatch_rows, split_rows
+from paceline.topology.mesh import data_mesh, replicated, rows_by_device, split_microbatch_rows, split_rows
 
 
 def test_the_mesh_has_one_auto_axis_named_data():
@@ -39,3 +39,8 @@ def test_a_layout_gives_each_device_its_part(layout, shape, part):
         np.testing.assert_array_equal(shard.data, whole[shard.index])
     if layout is split_rows:
         np.testing.assert_array_equal(array.addressable_shards[1].data, whole[2:4])
+
+
+def test_rows_are_stacked_in_order():
+    """6 rows on 3 devices: 0 1, 2 3, 4 5."""
+    assert rows_by_device({"x": np.arange(6)}, num_devices=3)["x"].tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from paceline.base.errors import AxisNameError, PacelineError, StateError, TaskError
 from paceline.check.values import SPLIT, Labels, varies
+from paceline.engine.precision import is_key
 from paceline.engine.usercode import unbound_axis, user_code
 from paceline.tasks.tree import leaf_name, named_leaves
 
@@ -78,6 +79,11 @@ class Traced:
         return shape[1:] if device_axis else tuple(size // self.devices for size in shape[:1])
 
 
+def made_by_pmap(step: Callable[..., Any]) -> bool:
+    """Whether `jax.pmap` made a function: it can be lowered but not traced; what `jax.jit` makes can be both."""
+    return hasattr(step, "lower") and not hasattr(step, "trace")
+
+
 def trace_foreign(
     step: Callable[..., Any], arguments: Sequence[Any], *, axis_name: str | None = None, devices: int | None = None
 ) -> Traced:
@@ -86,7 +92,7 @@ def trace_foreign(
     Raises: TaskError: it cannot be traced. StateError: it is of `jax.pmap`, and a leaf lacks the leading device axis of
       the others. AxisNameError: it is not mapped and names no axis, or is mapped over another axis than it names.
     """
-    by_pmap = hasattr(step, "lower") and not hasattr(step, "trace")  # what jax.jit makes has both
+    by_pmap = made_by_pmap(step)
     names = _parameter_names(step, len(arguments))
     call, arrays = _of_arrays(step, arguments)
     axes = () if axis_name is None else (axis_name,)
@@ -298,6 +304,5 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) or (
-        leaf.dtype == np.uint32 and tuple(leaf.shape[-1:]) == (2,)
-    )
+    """Typed, or the two words of an old one."""
+    return is_key(leaf) or (leaf.dtype == np.uint32 and tuple(leaf.shape[-1:]) == (2,))

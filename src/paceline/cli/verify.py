@@ -20,7 +20,7 @@ import jax
 from paceline.base.errors import OptionError
 from paceline.check.parity.cases import PLACEMENTS, SCHEMES
 from paceline.check.parity.verify import DEFAULT_SECONDS, verify
-from paceline.cli.job import make_job, parse_options, prepare_devices, reporting, run_shape, target_of
+from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, reporting, run_shape, target_of
 from paceline.cli.options import find_value, read_config
 from paceline.engine.parallel import BatchNorm, Parallel, Placement, Precision, ReduceDtype, Scheme
 from paceline.engine.usercode import user_code
@@ -101,8 +101,7 @@ def _verify(arguments: list[str]) -> tuple[dict[str, Any], int]:
     options, recipe_options = parse_options(
         arguments[1:], recipe, target=target, command="verify", defaults=VerifyOptions()
     )
-    if options.updates < 1:
-        raise OptionError(what=f"--updates {options.updates}", why="it counts things", fix="use --updates 1 or more")
+    check_count("updates", options.updates)
     shape = run_shape(recipe, batch=options.batch, steps=options.updates, epochs=None, seed=options.seed)
     job = make_job(recipe, recipe_options, shape=shape)
     folder = Path(target).resolve().parent

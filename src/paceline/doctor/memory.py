@@ -6,9 +6,7 @@ Invariant: the numbers are the compiler's; nothing is allocated.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,9 +17,9 @@ from paceline.doctor.shapes import tree_bytes
 from paceline.doctor.subject import Program, Subject
 from paceline.engine.parallel import Parallel, Placement
 from paceline.engine.placement import summarize_placement
+from paceline.topology.devices import machine_memory
 
 _WARN = 0.9
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -90,13 +88,7 @@ def device_memory(devices: list[Any]) -> int | None:
     if devices[0].platform != "cpu":
         stats = devices[0].memory_stats() or {}
         return stats.get("bytes_limit")
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _CGROUP_LIMITS:
-        try:
-            limits.append(int(Path(path).read_text()))
-        except (OSError, ValueError):  # another version of cgroups, or "max"
-            continue
-    return min(limits) // len(devices)
+    return machine_memory() // len(devices)
 
 
 def _ways_out(subject: Subject, program: Program, memory: StepMemory | None, limit: int | None) -> str:

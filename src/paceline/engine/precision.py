@@ -85,3 +85,8 @@ def _master(name: str, leaf: Any) -> Any:
 def is_float(leaf: Any) -> bool:
     """Whether a leaf, an array or the shape of one, is of a floating-point type; keys and integers are not."""
     return jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf, an array or the shape of one, holds typed random keys, which numpy cannot."""
+    return jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jax.dtypes.prng_key)

@@ -19,16 +19,18 @@ import optax
 from jax import Array
 from jax.sharding import AxisType, Mesh
 
-from paceline.base.errors import SchemeError, StateError
+from paceline.base.errors import SchemeError, StateError, TaskError
 from paceline.engine.parallel import Parallel
 from paceline.engine.placement import is_placed, sharded_dim, state_shardings
 from paceline.engine.precision import LossScale, initial_loss_scale, master_params
 from paceline.engine.rng import base_key
 from paceline.engine.usercode import optimizer_code
+from paceline.tasks.task import Initial, Task
 from paceline.tasks.tree import named_leaves
 from paceline.topology.mesh import replicated, split_rows
 
 _COPY = "copy it over: trainer.place(other_trainer.single(state))"
+_INIT_STREAM = 0x1A17  # keeps the parameters' key apart from the keys of steps 0, 1, 2, ...
 _FIELDS = ("step", "skipped", "empty", "params", "model_state", "opt_state", "rng", "ema", "loss_scale")
 
 
@@ -79,6 +81,21 @@ def new_state(
         ema=None if parallel.ema_decay is None else jax.tree.map(jnp.copy, params),
         loss_scale=initial_loss_scale() if parallel.precision == "float16" else None,
     )
+
+
+def initial(task: Task, seed: int) -> Initial:
+    """Parameters and model state that the task makes from the seed. Traceable.
+
+    Raises: TaskError: the task has no init.
+    """
+    if task.init is None:
+        raise TaskError(
+            what=f"task {task.name!r} has no init, and no parameters were given",
+            why="there is nothing to start from",
+            fix="pass params=..., or make the task with paceline.task(loss, init=...)",
+        )
+    made = task.init(jax.random.fold_in(base_key(seed), _INIT_STREAM))
+    return made if isinstance(made, Initial) else Initial(made, {})
 
 
 def check_context() -> None:

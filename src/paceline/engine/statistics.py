@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from paceline.base.errors import StateError
+from paceline.engine.precision import is_key
 from paceline.engine.reduce import mean_packed
 from paceline.tasks.task import RunningStatistics
 from paceline.tasks.tree import map_named, named_leaves
@@ -88,7 +89,7 @@ def merge_model_state(local: Any, means: Sequence[Array], *, statistics: Sequenc
 def _agreed(leaf: Array, axis: str) -> Array:
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return lax.pmean(leaf, axis)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         words = lax.pmax(jax.random.key_data(leaf), axis)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
     return lax.pmax(leaf, axis)

@@ -17,6 +17,7 @@ import optax
 from jax import Array, lax
 from jax.sharding import Mesh
 
+from paceline.base.errors import TaskError
 from paceline.engine.metrics import StepMetrics, pack
 from paceline.engine.microbatch import Sums
 from paceline.engine.parallel import Parallel
@@ -48,6 +49,26 @@ class StepSpec:
     parallel: Parallel
     mesh: Mesh
     schedule: Schedule | None = None
+
+
+def check_task(task: Any, optimizer: Any, *, caller: str) -> None:
+    """Raise TaskError unless these are a task and an optax optimizer.
+
+    Args:
+      caller: what they were passed to, as the user writes it.
+    """
+    if not isinstance(task, Task):
+        raise TaskError(
+            what=f"the task is of type {type(task).__name__}",
+            why="a step needs to know how to call the loss",
+            fix=f"wrap the loss: {caller}(paceline.task(loss), ...)",
+        )
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TaskError(
+            what=f"the optimizer is of type {type(optimizer).__name__}",
+            why="a step needs its init and its update",
+            fix="pass an optax optimizer, such as optax.sgd(0.1); of optax.MultiSteps, its gradient_transformation()",
+        )
 
 
 def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:

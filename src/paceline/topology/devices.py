@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
 from paceline.base.errors import DeviceError
 
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
@@ -82,6 +84,17 @@ def choose_devices(devices: int | Sequence[jax.Device] | None = None) -> list[ja
     if devices > len(visible):
         raise _too_few(devices, visible)
     return visible[:devices]
+
+
+def machine_memory() -> int:
+    """Bytes that this process may use of the machine's memory, which simulated devices share."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CGROUP_LIMITS:
+        try:
+            limits.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # another version of cgroups, or "max"
+            continue
+    return min(limits)
 
 
 def _checked(devices: list[jax.Device]) -> list[jax.Device]:

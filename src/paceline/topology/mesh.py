@@ -7,6 +7,7 @@ Invariant: the axis is an Auto axis. `jax.make_mesh` defaults to Explicit ones, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,3 +34,12 @@ def split_rows(mesh: Mesh) -> NamedSharding:
 def split_microbatch_rows(mesh: Mesh) -> NamedSharding:
     """``[n, B/n@data, ...]``: every microbatch is split over all devices."""
     return NamedSharding(mesh, PartitionSpec(None, DATA_AXIS))
+
+
+def rows_by_device(tree: Any, *, num_devices: int) -> Any:
+    """``[B, ...]`` to ``[K, B/K, ...]``: the leading device axis of `jax.pmap`, in the order of `split_rows`."""
+
+    def split(leaf: Any) -> Any:
+        return leaf.reshape(num_devices, leaf.shape[0] // num_devices, *leaf.shape[1:])
+
+    return jax.tree.map(split, tree)

@@ -20,7 +20,7 @@ from paceline.base.errors import BatchSizeError
 from paceline.data.batch import HostBatch, check_batch
 from paceline.data.tree import check_integers, map_leaves
 from paceline.engine.parallel import Parallel
-from paceline.topology.mesh import replicated, split_rows
+from paceline.topology.mesh import replicated, rows_by_device, split_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +138,4 @@ def _put_rows(tree: Any, rows: NamedSharding) -> Any:
 
 def _with_axis(tree: Any, num_devices: int | None) -> Any:
     """``[B, ...]`` to ``[K, B/K, ...]``, or as it is."""
-    if num_devices is None:
-        return tree
-
-    def split(leaf: Any) -> Any:
-        return leaf.reshape(num_devices, leaf.shape[0] // num_devices, *leaf.shape[1:])
-
-    return jax.tree.map(split, tree)
+    return tree if num_devices is None else rows_by_device(tree, num_devices=num_devices)

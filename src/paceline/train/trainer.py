@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import optax
 
-from paceline.base.errors import StateError, TaskError
+from paceline.base.errors import StateError
 from paceline.check.replication import check_step
 from paceline.data.batch import Remainder
 from paceline.data.feed import Feed
@@ -25,20 +25,20 @@ from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
 from paceline.engine.placement import param_shardings, state_shardings
-from paceline.engine.rng import base_key
 from paceline.engine.state import (
     TrainState,
     add_device_axis,
     check_context,
     check_state,
     drop_device_axis,
+    initial,
     new_state,
     place_state,
 )
 from paceline.engine.step import StepFunction
-from paceline.engine.update import Schedule, StepSpec
+from paceline.engine.update import Schedule, StepSpec, check_task
 from paceline.engine.usercode import user_code
-from paceline.tasks.task import Initial, Task
+from paceline.tasks.task import Task
 from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
 from paceline.topology.mesh import data_mesh, replicated
@@ -49,8 +49,6 @@ from paceline.train.fit import Fit, FitOptions, scalar
 from paceline.train.loop import Callback
 from paceline.train.place import PlacedBatch, Placer
 from paceline.train.report import Report
-
-_INIT_STREAM = 0x1A17  # keeps the parameters' key apart from the keys of steps 0, 1, 2, ...
 
 
 class Trainer:
@@ -77,18 +75,7 @@ class Trainer:
         parallel: Parallel | None = None,
         schedule: Schedule | None = None,
     ) -> None:
-        if not isinstance(task, Task):
-            raise TaskError(
-                what=f"the task is of type {type(task).__name__}",
-                why="a trainer needs to know how to call the loss",
-                fix="wrap the loss: paceline.Trainer(paceline.task(loss), ...)",
-            )
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise TaskError(
-                what=f"the optimizer is of type {type(optimizer).__name__}",
-                why="a step needs its init and its update",
-                fix="pass an optax optimizer, for example optax.sgd(0.1)",
-            )
+        check_task(task, optimizer, caller="paceline.Trainer")
         self.mesh = data_mesh(choose_devices(devices))
         self.parallel = parallel or Parallel()
         spec = StepSpec(task, optimizer, self.parallel, self.mesh, schedule)
@@ -128,14 +115,7 @@ class Trainer:
             # As inputs, not as constants of the program: large constants are slow to compile.
             inputs = jax.device_put(given, places, may_alias=False)
             return self._make(lambda params, model_state: make(params=params, model_state=model_state), *inputs)
-        task = self.spec.task
-        if task.init is None:
-            raise TaskError(
-                what=f"task {task.name!r} has no init, and Trainer.init was given no parameters",
-                why="there is nothing to train",
-                fix="pass the parameters to init, or make the task with paceline.task(loss, init=...)",
-            )
-        return self._make(lambda: make(**_initial(task, seed)))
+        return self._make(lambda: make(**initial(self.spec.task, seed)._asdict()))
 
     def _make(self, make: Callable[..., TrainState], *inputs: Any) -> TrainState:
         """Run `make` as one program whose outputs are born where they will live."""
@@ -305,14 +285,6 @@ class Trainer:
         """What an evaluation reads, as one device has it: nothing else is gathered."""
         unread = {"opt_state": None, "loss_scale": None, "params" if use_ema else "ema": None}
         return self.single(dataclasses.replace(state, **unread))
-
-
-def _initial(task: Task, seed: int) -> dict[str, Any]:
-    """Parameters and model state that the task makes from the seed. Traceable."""
-    assert task.init is not None, "checked by Trainer.init"
-    made = task.init(jax.random.fold_in(base_key(seed), _INIT_STREAM))
-    params, model_state = made if isinstance(made, Initial) else (made, {})
-    return {"params": params, "model_state": model_state}
 
 
 def _as_array(leaf: Any) -> Any:

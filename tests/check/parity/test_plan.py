@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from paceline.check.parity.cases import PLACEMENTS, SCHEMES, Case, Grid, plan_cases, promised_split, shared_splits
+from paceline.check.parity.cases import PLACEMENTS, SCHEMES, Case, Grid, plan_cases, promised_split
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.reference import Split
 from paceline.engine.parallel import Parallel
@@ -150,6 +150,6 @@ def test_with_model_state_rows_are_taken_as_batch_norm_sees_them(scheme, synced,
 def test_a_one_device_run_is_asked_for_once():
     """global_view and synced share one split; each precision has its own."""
     cases = [case(scheme, precision=precision) for precision in PRECISIONS for scheme in SCHEMES]
-    splits = list(shared_splits(problem(state=True), cases))
+    splits = list(dict.fromkeys((promised_split(problem(state=True), found), found.precision) for found in cases))
     groups = [(1, "float64"), (4, "float64"), (1, "float32"), (4, "float32")]
     assert splits == [(Split(groups=count, microbatches=2), precision) for count, precision in groups]

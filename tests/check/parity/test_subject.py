@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from paceline.base.errors import ReplicationError
 from paceline.check.parity.cases import Case
-from paceline.check.parity.subject import Recorded, case_parallel, drifting_replicas, recording, run_case, stacked
+from paceline.check.parity.subject import Recorded, case_parallel, drifting_replicas, recording, run_case
 from paceline.engine.parallel import Parallel
 from paceline.topology.mesh import data_mesh
 from tests.check.parity.problems import problem
@@ -120,8 +120,3 @@ def test_parts_are_no_copies_but_for_pmap():
     tree = {"w": copies([1.0], [2.0], spec=ROWS)}
     assert drifting_replicas(tree, device_axis=False) == ()
     assert drifting_replicas(tree, device_axis=True) == ("w",)
-
-
-def test_rows_are_stacked_in_order():
-    """6 rows on 3 devices: 0 1, 2 3, 4 5."""
-    assert stacked({"x": np.arange(6)}, 3)["x"].tolist() == [[0, 1], [2, 3], [4, 5]]

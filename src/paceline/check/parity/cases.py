@@ -7,7 +7,7 @@ Invariant: every combination that was asked for is either in the plan or in the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,8 +109,3 @@ def promised_split(problem: Problem, case: Case) -> Split:
         return Split()
     local = case.scheme != "global_view" and not problem.synced
     return Split(groups=case.devices if local else 1, microbatches=case.accumulation)
-
-
-def shared_splits(problem: Problem, cases: Sequence[Case]) -> Iterator[tuple[Split, str]]:
-    """Every (split, precision) that the cases need, once."""
-    yield from dict.fromkeys((promised_split(problem, case), case.precision) for case in cases)

@@ -8,7 +8,7 @@ Invariant: the step runs as it is; it gets whole copies of the state on every de
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +16,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paceline.base.errors import StateError, TaskError
-from paceline.check.foreign import Traced, next_state, trace_foreign
+from paceline.base.errors import AxisNameError, StateError, TaskError
+from paceline.check.foreign import Traced, made_by_pmap, next_state, trace_foreign
 from paceline.check.keys import KeyFinding, draws, key_findings
 from paceline.check.parity.faults import Seen
 from paceline.check.parity.narrow import narrowest_type
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.reference import Split
-from paceline.check.parity.subject import drifting_replicas, stacked
+from paceline.check.parity.subject import drifting_replicas
 from paceline.check.parity.trace import flatten, words
 from paceline.check.parity.widen import widened
 from paceline.check.replication import Drift, varying_leaves
 from paceline.engine.rng import base_key, step_key
+from paceline.engine.state import add_device_axis
 from paceline.engine.usercode import user_code
 from paceline.tasks.tree import leaf_name, named_leaves
+from paceline.topology.mesh import rows_by_device
 
 STATE_ROLES = ("params", "opt_state", "model_state", "state")
 
@@ -94,11 +96,6 @@ class HandwrittenStep:
         """Whether it can be given rows that do not count."""
         return "valid" in self.roles(batch)
 
-    @property
-    def by_pmap(self) -> bool:
-        """Whether `jax.pmap` made it; what `jax.jit` makes has both attributes."""
-        return hasattr(self.function, "lower") and not hasattr(self.function, "trace")
-
 
 class StepRun:
     """The updates of a problem by a user's step on K devices.
@@ -112,14 +109,17 @@ class StepRun:
         self._step = step
         self._roles = step.roles(problem.batches[0].rows)
         self._state = self._first_state()
-        plain = self._trace(devices, with_axis=step.by_pmap)
-        self._bare = bool(plain.axes)
+        plain = self._trace(devices, with_axis=made_by_pmap(step.function))
+        if len(plain.axes) > 1:
+            raise _several_axes(step.name, plain.axes)
+        axis = next(iter(plain.axes), None)
+        self._bare = axis is not None
         # pmap and a function to be mapped get a leading axis; what holds a shard_map takes whole arrays.
-        self._axis = step.by_pmap or self._bare
+        self._axis = plain.by_pmap or self._bare
         self.devices = devices if self._axis else plain.devices
         self.narrowest = narrowest_type(plain.jaxpr)
         function = jax.jit(widened(step.function)) if wide and self.narrowest != np.float64 else step.function
-        self._function = jax.pmap(function, axis_name=plain.axes[0]) if self._bare else function
+        self._function = jax.pmap(function, axis_name=axis) if self._bare else function
         self.traced = plain
 
     def run(self) -> Seen:
@@ -128,7 +128,8 @@ class StepRun:
         trace = []
         with user_code(f"the step {self._step.name!r}", when="to run it"):
             for update, batch in enumerate(self._problem.batches):
-                outputs = self._function(*self._arguments(self._state, batch, update))
+                devices = self.devices if self._axis else None
+                outputs = self._function(*self._arguments(self._state, batch, update, devices=devices))
                 self._state, rest = self._taken(outputs)
                 trace.append(self._observed(rest))
         drifting = drifting_replicas(self._named_state(self._state), device_axis=self._axis)
@@ -193,14 +194,19 @@ class StepRun:
     def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
         if not self._axis:
             return state
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.devices, *jnp.shape(leaf))), state)
+        return add_device_axis(jax.tree.map(jnp.asarray, state), num_devices=self.devices)
 
     def _arguments(self, state: Mapping[str, Any], batch: Batch, update: int, *, devices: int | None = None) -> Any:
-        count = devices or (self.devices if getattr(self, "_axis", False) else None)
-        rows, valid = (batch.rows, batch.valid) if count is None else stacked((batch.rows, batch.valid), count)
+        """What the step is called with, in the order of its parameters.
+
+        Args:
+          devices: K, for a leading device axis on all that is not in `state`.
+        """
+        rows, valid = batch
         key, number = step_key(base_key(self._problem.seed), jnp.asarray(update)), jnp.asarray(update, jnp.int32)
-        if count is not None:
-            key, number = (jnp.broadcast_to(leaf, (count, *leaf.shape)) for leaf in (key, number))
+        if devices is not None:
+            rows, valid = rows_by_device((rows, valid), num_devices=devices)
+            key, number = add_device_axis((key, number), num_devices=devices)
         known = {**state, "batch": rows, "valid": valid, "rng": key, "step": number}
         leaves = dict(rows) if isinstance(rows, Mapping) else {}
         return tuple(known[role] if role in known else leaves[role] for role in self._roles)
@@ -245,6 +251,14 @@ class StepRun:
         values = {name: words(leaf).mean(0) if self._axis else words(leaf) for name, leaf in rest.items()}
         loss = values.pop("loss", None)
         return flatten(loss=loss, metrics=values, **state)
+
+
+def _several_axes(step: str, axes: Sequence[str]) -> AxisNameError:
+    return AxisNameError(
+        what=f"the step {step!r} names the device axes {' and '.join(map(repr, axes))}",
+        why="verify maps a step over one axis, and a reduction over another one would not exist",
+        fix="use one axis name in all its reductions, or map it yourself with jax.shard_map and name the result",
+    )
 
 
 def _collection(tree: Any, name: str) -> Any:

@@ -6,7 +6,6 @@ Not here: the exact memory of a compiled step (`doctor`).
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
@@ -16,9 +15,10 @@ import optax
 from paceline.base.errors import DeviceError
 from paceline.base.units import format_bytes
 from paceline.engine.precision import is_float
-from paceline.engine.rng import base_key
+from paceline.engine.state import initial
 from paceline.engine.usercode import user_code
-from paceline.tasks.task import Initial, Task
+from paceline.tasks.task import Task
+from paceline.topology.devices import machine_memory
 
 _COPIES_BESIDE = 2
 """Gradients and the next parameters stand beside the state during an update."""
@@ -30,8 +30,7 @@ def start_bytes(task: Task, optimizer: optax.GradientTransformation, *, params: 
         if task.init is None:
             return 0  # refused where the problem is made
         with user_code(f"the init of task {task.name!r}", when="to trace it"):
-            made = jax.eval_shape(task.init, jax.eval_shape(lambda: base_key(0)))
-        params = made.params if isinstance(made, Initial) else made
+            params = jax.eval_shape(lambda: initial(task, 0)).params
     shapes = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, params)) if _is_concrete(params) else params
     return _wide_bytes(jax.eval_shape(optimizer.init, shapes)) + (1 + _COPIES_BESIDE) * _wide_bytes(shapes)
 
@@ -41,7 +40,7 @@ def memory_bytes(device: jax.Device) -> int:
     stats = None if device.platform == "cpu" else device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine_memory()
 
 
 def most_devices(task: Task, optimizer: optax.GradientTransformation, *, params: Any, device: jax.Device) -> int:

@@ -7,7 +7,7 @@ Invariant: a probe runs in float64 on the first batch of the problem, and names 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -30,7 +30,12 @@ from paceline.tasks.task import LossFunction
 _SAME = 1e-8
 """Two numbers that a probe compares are the same, or far apart."""
 
-_KEY_CAUSES = {"shared": causes.KEY_SHARED, "reused": causes.KEY_EVERY_STEP}
+_KEY_CAUSES = {
+    "shared": causes.KEY_SHARED,
+    "reused": causes.KEY_EVERY_STEP,
+    "same_on_devices": causes.SAME_MASK,
+    "depends_on_devices": causes.MASK_CHANGES,
+}
 
 
 def task_culprits(problem: Problem, reference: Reference) -> Iterator[Culprit]:
@@ -46,7 +51,7 @@ def task_culprits(problem: Problem, reference: Reference) -> Iterator[Culprit]:
     if not _repeats(reference):
         yield Culprit(causes.NONDETERMINISTIC, "two runs on one device gave different values")
         return
-    gradients = [leaf for values in reference.run() for name, leaf in values.items() if kind_of(name) == "gradient"]
+    gradients = [leaf for values in reference.trace for name, leaf in values.items() if kind_of(name) == "gradient"]
     if not any(leaf.any() for leaf in gradients):
         yield Culprit(causes.NOTHING_SHOWN, f"in {format_count(len(problem.batches), 'update')}")
     yield from _keys(problem, _bound_loss(problem))
@@ -74,7 +79,7 @@ def interaction_culprits(problem: Problem) -> Iterator[Culprit]:
 
 def _repeats(reference: Reference) -> bool:
     """Whether two runs of one program agree bit for bit."""
-    first, second = reference.run(), reference.run()
+    first, second = reference.trace, reference.run()
     return all(
         np.array_equal(value, again[name], equal_nan=value.dtype.kind == "f")
         for one, again in zip(first, second, strict=True)
@@ -98,20 +103,20 @@ def _rows(problem: Problem) -> Any:
 def _keys(problem: Problem, loss: LossFunction) -> Iterator[Culprit]:
     params, model_state = _start(problem)
     findings = loss_key_findings(loss, params=params, model_state=model_state, batch=_rows(problem))
+    for culprit in key_culprits(findings, rows=problem.rows):
+        yield culprit
+        if culprit.cause is causes.KEY_EVERY_STEP:  # and so on every device, for the rows that it has
+            yield culprit._replace(cause=causes.SAME_MASK)
+
+
+def key_culprits(findings: Iterable[KeyFinding], *, rows: int) -> Iterator[Culprit]:
+    """The causes behind key findings of a program that sees so many rows.
+
+    A constant key for a matrix of the model is a choice; for the rows of a batch it is a mistake.
+    """
     for finding in findings:
-        if finding.kind == "shared" or (finding.kind == "reused" and _for_rows(finding, problem.rows)):
-            yield Culprit(_KEY_CAUSES[finding.kind], _where(finding))
-            if finding.kind == "reused":
-                yield Culprit(causes.SAME_MASK, _where(finding))
-
-
-def _for_rows(finding: KeyFinding, rows: int) -> bool:
-    """A constant key for a matrix of the model is a choice; for the rows of a batch it is a mistake."""
-    return any(shape[:1] == (rows,) for shape in finding.shapes)
-
-
-def _where(finding: KeyFinding) -> str:
-    return ", ".join(dict.fromkeys(finding.where))
+        if finding.kind != "reused" or any(shape[:1] == (rows,) for shape in finding.shapes):
+            yield Culprit(_KEY_CAUSES[finding.kind], ", ".join(dict.fromkeys(finding.where)))
 
 
 def _scalars(problem: Problem, loss: LossFunction) -> Iterator[Culprit]:
@@ -151,7 +156,7 @@ def _undeclared(reference: Reference) -> Iterator[Culprit]:
     problem = reference.problem
     if not problem.has_model_state or problem.synced:
         return
-    whole, halves = reference.run()[0], Reference(problem, Split(groups=2), combine=averaged).run()[0]
+    whole, halves = reference.trace[0], Reference(problem, Split(groups=2), combine=averaged).run()[0]
     declared = {f"model_state.{path}" for entry in problem.task.statistics for path in (entry.mean, entry.variance)}
     before = flatten(model_state=problem.model_state)
     others = [name for name in whole if kind_of(name) == "model_state" and name not in declared]

@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from paceline.base.errors import BatchSizeError, DataError, TaskError
+from paceline.base.errors import BatchSizeError, DataError
 from paceline.data.batch import pad_rows
 from paceline.data.source import BatchStream, Source, as_source
 from paceline.data.tree import count_rows, to_host
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.parallel import Parallel
-from paceline.engine.precision import is_float
-from paceline.engine.rng import base_key
+from paceline.engine.precision import is_float, is_key
+from paceline.engine.state import initial
 from paceline.engine.usercode import user_code, with_data_axis
-from paceline.tasks.task import Initial, Task
+from paceline.tasks.task import Task
 
 
 class Batch(NamedTuple):
@@ -183,19 +183,11 @@ def _read_stream(source: BatchStream, batch: int, updates: int) -> Iterator[Any]
 
 def _start(task: Task, *, params: Any, model_state: Any, seed: int) -> tuple[Any, Any]:
     if params is None:
-        if task.init is None:
-            raise TaskError(
-                what=f"task {task.name!r} has no init, and no parameters were given",
-                why="there is nothing to start from",
-                fix="pass params=..., or make the task with paceline.task(loss, init=...)",
-            )
         with user_code(f"the init of task {task.name!r}", when="to trace it"):
-            made = jax.jit(task.init)(base_key(seed))
-        params, model_state = made if isinstance(made, Initial) else (made, {})
+            params, model_state = jax.jit(lambda: initial(task, seed))()
     return jax.tree.map(_host, (params, {} if model_state is None else model_state))
 
 
 def _host(leaf: Any) -> Any:
     """In numpy, but for typed keys, which numpy cannot hold."""
-    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return leaf if is_key else np.asarray(leaf)
+    return leaf if is_key(leaf) else np.asarray(leaf)

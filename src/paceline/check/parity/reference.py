@@ -26,7 +26,7 @@ from jax import Array, lax
 from paceline.base.errors import LossError
 from paceline.check.parity.problem import Batch, Problem
 from paceline.check.parity.trace import Trace, flatten, kind_of, words
-from paceline.engine.precision import cast_floats, is_float
+from paceline.engine.precision import cast_floats, is_float, is_key
 from paceline.engine.rng import base_key, positional_key, step_key
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.tasks.losses import Outcome, Totals, totals
@@ -111,13 +111,9 @@ def merged_state(local: Local) -> Any:
             return local.union[name].astype(leaf.dtype)
         if is_float(leaf):
             return leaf.mean(0)
-        return leaf[0] if _is_key(leaf) else leaf.max(0)
+        return leaf[0] if is_key(leaf) else leaf.max(0)
 
     return map_named(merge, local.states)
-
-
-def _is_key(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +150,11 @@ class Reference:
                 trace.append(_observed(carry, done))
                 _check_finite(trace[-1], problem.task.name, update=update + 1)
         return trace
+
+    @functools.cached_property
+    def trace(self) -> Trace:
+        """The updates of the problem itself, run once. Under the x64 setting of the problem, as `run`."""
+        return self.run()
 
     def nudged(self, eps: float) -> list[Trace]:
         """The updates from starts that are moved by the rounding of a type, a few times."""

@@ -19,20 +19,13 @@ from paceline.check.parity.causes import Culprit
 from paceline.check.parity.faults import UPDATE_KINDS, Seen, drift_culprits, name_faults
 from paceline.check.parity.handwritten import HandwrittenStep, StepRun
 from paceline.check.parity.narrow import loss_type, throughout
-from paceline.check.parity.probes import draws_numbers, task_culprits
+from paceline.check.parity.probes import draws_numbers, key_culprits, task_culprits
 from paceline.check.parity.problem import Problem
 from paceline.check.parity.reference import Reference, Split
 from paceline.check.parity.report import Result, Verification
 from paceline.check.parity.task_run import against, setting
 from paceline.check.parity.tolerance import Tolerances
 from paceline.check.parity.trace import Trace, flat_leaves, kind_of, without, worst
-
-_KEY_CAUSES = {
-    "shared": causes.KEY_SHARED,
-    "reused": causes.KEY_EVERY_STEP,
-    "same_on_devices": causes.SAME_MASK,
-    "depends_on_devices": causes.MASK_CHANGES,
-}
 
 
 def verify_step(problem: Problem, step: HandwrittenStep, *, grid: Grid) -> Verification:
@@ -49,12 +42,13 @@ def verify_step(problem: Problem, step: HandwrittenStep, *, grid: Grid) -> Verif
     with jax.enable_x64(True):
         typed = problem.widened()
         wide = throughout(typed)
-        culprits = list(task_culprits(typed, Reference(wide)))
+        whole = Reference(wide)
+        culprits = list(task_culprits(typed, whole))
         random = draws_numbers(typed)
         inside = loss_type(typed)
         rights: list[tuple[Seen, Trace]] = []
         for run in _runs(wide, step, grid, skipped):
-            answers = _answers(wide, run)
+            answers = _answers(whole, run)
             seen, right = answers[0]
             rights.append((seen, right))
             inside = max(inside, run.narrowest, key=lambda dtype: jnp.finfo(dtype).eps)
@@ -111,11 +105,13 @@ def _runs(problem: Problem, step: HandwrittenStep, grid: Grid, skipped: list[Ski
     return list(runs.values())
 
 
-def _answers(problem: Problem, run: StepRun) -> list[tuple[Seen, Trace]]:
+def _answers(whole: Reference, run: StepRun) -> list[tuple[Seen, Trace]]:
     """What the step did, with every right answer, the nearest first: BatchNorm may be synced or local."""
     seen = run.run()
-    splits = [Split(), Split(groups=run.devices)] if problem.has_model_state else [Split()]
-    answers = [(seen._replace(split=split), Reference(problem, split).run()) for split in splits]
+    references = [whole]
+    if whole.problem.has_model_state:
+        references.append(Reference(whole.problem, Split(groups=run.devices)))
+    answers = [(seen._replace(split=reference.split), reference.trace) for reference in references]
 
     def distance(right: Trace) -> float:
         return worst(seen.trace, without(right, flat_leaves(right)), kinds=UPDATE_KINDS).value
@@ -140,11 +136,7 @@ def _result(step: HandwrittenStep, seen: Seen, right: Trace, limits: Tolerances,
 
 def _culprits(problem: Problem, run: StepRun, answers: Sequence[tuple[Seen, Trace]], *, equal: bool) -> list[Culprit]:
     seen = answers[0][0]
-    found = [
-        Culprit(_KEY_CAUSES[finding.kind], ", ".join(dict.fromkeys(finding.where)))
-        for finding in run.key_findings()
-        if finding.kind != "reused" or any(shape[:1] == (problem.rows // seen.devices,) for shape in finding.shapes)
-    ]
+    found = list(key_culprits(run.key_findings(), rows=problem.rows // seen.devices))
     if not equal:
         named = (name_faults(problem, seen=seen, right=right) for seen, right in answers)
         found += next(filter(None, named), None) or drift_culprits(seen.drifting)

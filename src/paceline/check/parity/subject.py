@@ -27,7 +27,7 @@ from paceline.engine.state import TrainState, drop_device_axis, new_state, place
 from paceline.engine.step import StepFunction
 from paceline.engine.update import StepSpec
 from paceline.tasks.tree import named_leaves
-from paceline.topology.mesh import data_mesh, split_rows
+from paceline.topology.mesh import data_mesh, rows_by_device, split_rows
 
 _LOSS_SCALE = 2.0**7
 """A scale at which no healthy float16 update overflows: a left-out update would compare nothing."""
@@ -131,15 +131,8 @@ def _place(step: StepFunction, batch: Batch) -> tuple[Any, jax.Array]:
     mesh = step.spec.mesh
     tree = (batch.rows, batch.valid)
     if step.spec.parallel.scheme == "pmap":
-        tree = stacked(tree, mesh.size)
+        tree = rows_by_device(tree, num_devices=mesh.size)
     return jax.device_put(tree, split_rows(mesh))
-
-
-def stacked(tree: Any, num_devices: int) -> Any:
-    """``[B, ...]`` to ``[K, B/K, ...]``."""
-    return jax.tree.map(
-        lambda leaf: np.reshape(leaf, (num_devices, leaf.shape[0] // num_devices, *leaf.shape[1:])), tree
-    )
 
 
 def _observed(step: StepFunction, state: TrainState, metrics: StepMetrics, *, empty: Any) -> dict[str, np.ndarray]:

@@ -51,7 +51,6 @@ class TaskRun:
             self._random = draws_numbers(self._typed)
         self._first = Reference(self._wide)
         self._programs = {(Split(), True): self._first}
-        self._traces: dict[tuple[Split, str], Trace] = {}
         self._moved: dict[tuple[Split, bool], list[Trace]] = {}
 
     def outcome(self) -> Verification:
@@ -103,7 +102,7 @@ class TaskRun:
         wide = case.precision == "float64"
         split = promised_split(self._own, case)
         with _types(case):
-            wanted = self._reference(split, case.precision)
+            wanted = self._program(split, wide=wide).trace
             ran = run_case(self._wide if wide else self._own, case, devices=jax.devices())
         limits, note = self._limits(split, case, ran, wanted)
         label = case.scheme if case.placement == "replicated" else f"{case.scheme} {case.placement}"
@@ -127,14 +126,9 @@ class TaskRun:
         if wide:
             return tolerance.exact(wanted=wanted, nudged=nudged), ""
         with jax.enable_x64(True):
-            right = self._reference(split, "float64")
+            right = self._program(split, wide=True).trace
         others = nudged if self._random else [*nudged, right]
         return tolerance.own(self._eps, rounded=wanted, others=others, flat=flat_leaves(right)), ""
-
-    def _reference(self, split: Split, precision: str) -> Trace:
-        if (split, precision) not in self._traces:
-            self._traces[split, precision] = self._program(split, wide=precision == "float64").run()
-        return self._traces[split, precision]
 
     def _nudged(self, split: Split, *, wide: bool) -> list[Trace]:
         if (split, wide) not in self._moved:
@@ -157,7 +151,7 @@ class TaskRun:
             for case, ran in exact[:_EXPLAINED] if not found else ():
                 split = promised_split(self._wide, case)
                 seen = Seen(ran.trace, ran.drifting, case.devices, split)
-                named = name_faults(self._wide, seen=seen, right=self._reference(split, "float64"))
+                named = name_faults(self._wide, seen=seen, right=self._program(split, wide=True).trace)
                 found += named or drift_culprits(ran.drifting)
             yield from found or [Culprit(causes.UNKNOWN, str(exact[0][0]))]
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paceline.engine.precision import is_key
 from paceline.tasks.tree import named_leaves
 
 Values = Mapping[str, np.ndarray]
@@ -55,8 +56,7 @@ def flatten(**kinds: Any) -> dict[str, np.ndarray]:
 
 def words(leaf: Any) -> np.ndarray:
     """The leaf in numpy; of a typed key its words."""
-    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def kind_of(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import optax
 
-from paceline.base.errors import BatchSizeError, OptionError, TaskError
+from paceline.base.errors import BatchSizeError, OptionError
 from paceline.check.parity.cases import PLACEMENTS, SCHEMES, Grid
 from paceline.check.parity.handwritten import HandwrittenStep
 from paceline.check.parity.memory import most_devices
@@ -24,6 +24,7 @@ from paceline.check.parity.report import Verification
 from paceline.check.parity.step_run import verify_step
 from paceline.check.parity.task_run import TaskRun
 from paceline.engine.parallel import Parallel, Placement, Scheme
+from paceline.engine.update import check_task
 from paceline.engine.usercode import optimizer_code
 from paceline.tasks.task import Task
 from paceline.topology.devices import choose_devices
@@ -75,7 +76,8 @@ def verify(
       split. DeviceError: the model does not fit into this machine.
     """
     begin = time.perf_counter()
-    _check(task, optimizer, updates=updates, seconds=seconds)
+    check_task(task, optimizer, caller="paceline.verify")
+    _check(updates=updates, seconds=seconds)
     optimizer = _named(optimizer)
     grid = Grid(*map(_values, (schemes, placements, devices, accumulation)))
     parts = _parts(grid)
@@ -111,19 +113,7 @@ def _option_error(what: str, fix: str) -> OptionError:
     return OptionError(what=f"{what} to verify", why="there is nothing to compare with one device", fix=fix)
 
 
-def _check(task: Any, optimizer: Any, *, updates: int, seconds: float) -> None:
-    if not isinstance(task, Task):
-        raise TaskError(
-            what=f"the task is of type {type(task).__name__}",
-            why="verify needs to know how to call the loss",
-            fix="wrap the loss: paceline.verify(paceline.task(loss), ...)",
-        )
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TaskError(
-            what=f"the optimizer is of type {type(optimizer).__name__}",
-            why="an update needs its init and its update",
-            fix="pass an optax optimizer, such as optax.sgd(0.1); of optax.MultiSteps, its gradient_transformation()",
-        )
+def _check(*, updates: int, seconds: float) -> None:
     if updates < 1:
         raise OptionError(
             what=f"updates={updates}", why="without an update there is nothing to compare", fix="use 1 or more"
