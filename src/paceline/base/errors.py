@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+from paceline.base.exits import LOST_PEER
+
 
 class PacelineError(Exception):
     """Base of all errors that a user can mend.
@@ -98,6 +100,26 @@ class ReplicaError(PacelineError):
     """Devices that should hold the same bytes of the state do not."""
 
     exit_code: int = 1
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint that is not there, is damaged, does not fit the state, or could not be saved."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be saved: the disk is full, the folder is gone."""
+
+    exit_code: int = 1
+
+
+class ProcessError(PacelineError):
+    """The processes of a run cannot start together or do not agree: wrong address, other code, other data."""
+
+
+class PeerError(PacelineError):
+    """Another process of the run died, hung or cannot be reached."""
+
+    exit_code: int = LOST_PEER
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
