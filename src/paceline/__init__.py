@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from paceline import check as check
     from paceline.base.errors import PacelineError as PacelineError
     from paceline.check.parity.verify import verify as verify
+    from paceline.checkpoint.restore import restore as restore
+    from paceline.checkpoint.weights import export_weights as export_weights
+    from paceline.checkpoint.weights import import_weights as import_weights
     from paceline.data.source import rows as rows
     from paceline.data.source import stream as stream
     from paceline.engine.parallel import Parallel as Parallel
@@ -30,11 +33,15 @@ if TYPE_CHECKING:
     from paceline.tasks.task import Task as Task
     from paceline.tasks.task import task as task
     from paceline.topology.devices import simulate_devices as simulate_devices
+    from paceline.topology.processes import initialize as initialize
+    from paceline.train.checkpoints import Checkpoints as Checkpoints
     from paceline.train.interrupt import Interrupted as Interrupted
+    from paceline.train.interrupt import Terminated as Terminated
     from paceline.train.report import Report as Report
     from paceline.train.trainer import Trainer as Trainer
 
 _HOMES = {
+    "Checkpoints": "paceline.train.checkpoints",
     "Initial": "paceline.tasks.task",
     "Interrupted": "paceline.train.interrupt",
     "Job": "paceline.recipes.recipe",
@@ -47,11 +54,16 @@ _HOMES = {
     "RunningStatistics": "paceline.tasks.task",
     "Task": "paceline.tasks.task",
     "TrainState": "paceline.engine.state",
+    "Terminated": "paceline.train.interrupt",
     "Trainer": "paceline.train.trainer",
     "Weighted": "paceline.tasks.losses",
+    "export_weights": "paceline.checkpoint.weights",
     "from_equinox": "paceline.tasks.adapters.equinox",
     "from_linen": "paceline.tasks.adapters.linen",
     "from_nnx": "paceline.tasks.adapters.nnx",
+    "import_weights": "paceline.checkpoint.weights",
+    "initialize": "paceline.topology.processes",
+    "restore": "paceline.checkpoint.restore",
     "rows": "paceline.data.source",
     "scaled_learning_rate": "paceline.engine.schedule",
     "stream": "paceline.data.source",

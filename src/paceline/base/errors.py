@@ -122,6 +122,17 @@ class PeerError(PacelineError):
     exit_code: int = LOST_PEER
 
 
+def error_from(document: dict[str, Any]) -> PacelineError:
+    """The error of `PacelineError.as_dict`, of its own class, as another process raised it."""
+    kinds = {kind.__name__: kind for kind in _with_heirs(PacelineError)}
+    kind = kinds.get(document["kind"], PacelineError)
+    return kind(what=document["what"], why=document["why"], fix=document["fix"])
+
+
+def _with_heirs(kind: type[PacelineError]) -> list[type[PacelineError]]:
+    return [kind, *(heir for child in kind.__subclasses__() for heir in _with_heirs(child))]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A phrase ``, perhaps 'batch'`` for a misspelled word, or the empty string."""
     close = get_close_matches(word, list(known), n=1, cutoff=0.6)

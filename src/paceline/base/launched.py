@@ -1,7 +1,7 @@
 """What a supervisor tells the processes that it starts, as environment variables.
 
-Owns: their names. `launch` writes them, `topology.processes`, `telemetry.status` and `cli` read them; a Kubernetes manifest or a
-script of the user's own may set the first three too.
+Owns: their names. `launch` writes them, `topology.processes`, `telemetry.status` and `cli` read them; a Kubernetes
+manifest or a script of the user's own may set the first three too.
 """
 
 COORDINATOR = "PACELINE_COORDINATOR"

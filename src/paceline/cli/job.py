@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.base.errors import OptionError, PacelineError, RecipeError
-from paceline.cli.options import apply_config, find_value, parse, read_config
+from paceline.cli.options import apply_config, early_value, find_value, parse, read_config
 from paceline.engine.usercode import user_code
 from paceline.recipes.find import SHIPPED
 from paceline.recipes.recipe import Job, Recipe, RunShape
@@ -64,15 +64,6 @@ def prepare_devices(arguments: list[str]) -> None:
     value = early_value(arguments, "simulate")
     if value is not None and value.lstrip("-").isdigit():  # anything else is reported by the parser
         simulate_devices(int(value))
-
-
-def early_value(arguments: list[str], name: str) -> str | None:
-    """What a flag, or else the configuration file, says of an option that is needed before the flags are parsed."""
-    value, config = find_value(arguments, name), find_value(arguments, "config")
-    if value is None and config is not None:
-        entry = read_config(config).get(name)
-        value = None if entry is None else str(entry)
-    return value
 
 
 def parse_options(

@@ -3,7 +3,8 @@
 Owns: the list of commands, help, version, exit codes, the words of an error on the terminal.
 Invariant: a user's mistake ends with what, why and fix on standard error and exit code 2, never with a traceback.
 
-Exit codes: 0 done, 1 the run failed (a loss that is not finite), 2 a user's mistake, 130 interrupted.
+Exit codes: 0 done, 1 the run failed (a loss that is not finite), 2 a user's mistake, 75 another process was lost, 130
+interrupted, 143 terminated.
 
 This module imports no jax, so that ``paceline --help`` answers at once.
 """
@@ -18,11 +19,14 @@ from collections.abc import Callable
 
 from paceline.base.errors import OptionError, PacelineError, nearest
 from paceline.base.exits import INTERRUPTED
+from paceline.cli.several import launch_if_asked, leave, speaks
 
 COMMANDS = {
     "train": "train a recipe or your own task on all devices",
     "verify": "prove that K devices compute what one would, or name the cause",
     "doctor": "before a run: what would go wrong, in order, with the fix",
+    "launch": "start several processes of one run, watch them, restart them",
+    "export": "write the weights of a checkpoint to a safetensors file",
 }
 
 _EXAMPLES = """\
@@ -41,15 +45,16 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(arguments)
+        return leave(_dispatch(arguments))
     except PacelineError as error:
-        if "--traceback" in arguments:
-            traceback.print_exception(error)
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        if speaks(error):
+            if "--traceback" in arguments:
+                traceback.print_exception(error)
+            print(f"error: {error}", file=sys.stderr)
+        return leave(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return leave(INTERRUPTED, at_once=True)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -66,6 +71,9 @@ def _dispatch(arguments: list[str]) -> int:
             why="paceline does not know what to do",
             fix="use one of " + ", ".join(COMMANDS) + "; paceline --help lists them",
         )
+    launched = launch_if_asked(arguments[1:]) if name == "train" else None
+    if launched is not None:
+        return launched
     run: Callable[[list[str]], int] = importlib.import_module(f"paceline.cli.{name}").run
     return run(arguments[1:])
 

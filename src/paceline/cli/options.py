@@ -167,3 +167,16 @@ def find_value(arguments: Sequence[str], name: str) -> str | None:
         elif argument.startswith(f"--{name}="):
             found = argument.partition("=")[2]
     return found
+
+
+def early_value(arguments: list[str], name: str) -> str | None:
+    """What a flag, or else the configuration file, says of an option that is needed before the flags are parsed.
+
+    Args:
+      name: of the option, with underscores; its flag has dashes.
+    """
+    value, config = find_value(arguments, name.replace("_", "-")), find_value(arguments, "config")
+    if value is None and config is not None:
+        entry = read_config(config).get(name)
+        value = None if entry is None else str(entry)
+    return value

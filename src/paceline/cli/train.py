@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,109 +16,33 @@ from typing import Any
 import jax
 
 from paceline.base.errors import OptionError
-from paceline.base.exits import INTERRUPTED
+from paceline.base.exits import INTERRUPTED, TERMINATED
+from paceline.checkpoint.weights import import_weights
 from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, reporting, run_shape, target_of
-from paceline.data.batch import Remainder
+from paceline.cli.run_options import RunOptions
+from paceline.cli.several import join, launch_folder, remember_run
 from paceline.data.source import BatchStream, Source, as_source
-from paceline.engine.parallel import (
-    BatchNorm,
-    DropoutStream,
-    NonFinite,
-    Parallel,
-    Placement,
-    Precision,
-    ReduceDtype,
-    Scheme,
-)
+from paceline.engine.state import TrainState
 from paceline.engine.usercode import user_code
 from paceline.recipes.find import find_recipe
 from paceline.recipes.recipe import Job, RunShape
-from paceline.telemetry.folder import default_run_path
-from paceline.telemetry.progress import Mode
-from paceline.train.audit import OnDivergence
-from paceline.train.interrupt import Interrupted
+from paceline.telemetry.folder import default_run_path, latest_run
+from paceline.topology.processes import processes
+from paceline.train.interrupt import Interrupted, Terminated
 from paceline.train.report import Report
+from paceline.train.resume import Resume
 from paceline.train.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of every run.
-
-    Args:
-      batch: rows of the global batch, shared by all devices (default: the recipe's).
-      epochs: passes over the data (default: the recipe's).
-      steps: updates to make, instead of epochs.
-      devices: number of devices (default: all that are visible).
-      simulate: simulate so many CPU devices on this machine.
-      scheme: how a step runs on the devices.
-      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
-      accumulation: microbatches accumulated in an update.
-      precision: type of the computation; parameters stay float32.
-      reduce_dtype: type of the gradients on the wire (per_device and pmap).
-      clip_norm: clip the mean gradient to this global norm.
-      nonfinite: what to do when a loss or gradient is not finite.
-      dropout: which devices draw which dropout masks.
-      batch_norm: whose rows BatchNorm's statistics are taken from (per_device and pmap).
-      ema_decay: keep a moving average of the parameters with this decay.
-      remainder: what to do with rows that do not fill a batch.
-      shuffle: a new order of rows in each epoch.
-      prefetch: batches made ahead by the background feed.
-      evaluate_every: updates between evaluations (default: one an epoch).
-      audit_every: updates between comparisons of the state on all devices; 0 leaves them out.
-      on_divergence: what to do when devices do not hold the same state.
-      seed: of parameters, data order and dropout.
-      run: folder of the run (default: runs/NAME-TIME); it must not exist.
-      progress: what the terminal shows.
-      json: write the report to this file as one JSON object.
-      config: TOML or YAML file with options; flags come before it.
-      compilation_cache: folder that keeps compiled programs between runs.
-      traceback: show Python's traceback for errors.
-    """
-
-    batch: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    devices: int | None = None
-    simulate: int | None = None
-    scheme: Scheme = "global_view"
-    placement: Placement = "replicated"
-    accumulation: int = 1
-    precision: Precision = "float32"
-    reduce_dtype: ReduceDtype | None = None
-    clip_norm: float | None = None
-    nonfinite: NonFinite = "stop"
-    dropout: DropoutStream = "global"
-    batch_norm: BatchNorm | None = None
-    ema_decay: float | None = None
-    remainder: Remainder = "drop"
-    shuffle: bool = True
-    prefetch: int = 2
-    evaluate_every: int | None = None
-    audit_every: int = 500
-    on_divergence: OnDivergence = "stop"
-    seed: int = 0
-    run: str | None = None
-    progress: Mode = "auto"
-    json: str | None = None
-    config: str | None = None
-    compilation_cache: str | None = None
-    traceback: bool = False
-
-    def parallel(self) -> Parallel:
-        """The part that the engine reads."""
-        names = [field.name for field in dataclasses.fields(Parallel) if field.name != "donate"]
-        return Parallel(**{name: getattr(self, name) for name in names})
 
 
 def run(arguments: list[str]) -> int:
     """Train as the arguments say; returns the exit code."""
-    return reporting(arguments, _train)
+    return reporting(with_resume_value(arguments), _train)
 
 
 def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
     target = target_of(arguments, command="train")
-    prepare_devices(arguments)
+    if not join(arguments):
+        prepare_devices(arguments)
     recipe = find_recipe(target)
     options, recipe_options = parse_options(
         arguments[1:], recipe, target=target, command="train", defaults=RunOptions()
@@ -139,7 +62,8 @@ def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
 def _fit(
     trainer: Trainer, job: Job, options: RunOptions, shape: RunShape, *, run_name: str, config: Mapping[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    state = trainer.init(seed=options.seed)
+    state = _first_state(trainer, options)
+    path, resume = _where(options, run_name)
     code = 0
     with user_code("the data of the run", when="to read rows and to report"):
         data = as_source(job.data)
@@ -158,15 +82,65 @@ def _fit(
                 evaluate_every=options.evaluate_every or _steps_per_epoch(data, shape),
                 audit_every=options.audit_every,
                 on_divergence=options.on_divergence,
-                run=options.run or default_run_path("runs", run_name, now=datetime.now()),
+                checkpoints=options.checkpoints(),
+                resume=resume,
+                run=path,
                 progress=options.progress,
                 config=config,
             )
         except Interrupted as interrupted:
             state, report, code = interrupted.state, interrupted.report, INTERRUPTED
+        except Terminated as terminated:
+            state, report, code = terminated.state, terminated.report, TERMINATED
         outcome = {} if job.outcome is None else dict(job.outcome(trainer.single(state)))
-    _print_report(report, outcome)
+    if processes().index == 0:
+        _print_report(report, outcome)
     return {"report": report.as_dict(), "outcome": outcome, "config": dict(config)}, code
+
+
+def with_resume_value(arguments: list[str]) -> list[str]:
+    """``--resume`` may stand alone, for the latest checkpoint."""
+    full: list[str] = []
+    for number, argument in enumerate(arguments):
+        full.append(argument)
+        alone = number + 1 == len(arguments) or arguments[number + 1].startswith("--")
+        if argument == "--resume" and alone:
+            full.append("latest")
+    return full
+
+
+def _first_state(trainer: Trainer, options: RunOptions) -> TrainState:
+    state = trainer.init(seed=options.seed)
+    if options.weights is None:
+        return state
+    single = trainer.single(state)
+    params = import_weights(options.weights, single.params)
+    return trainer.place(dataclasses.replace(single, params=params, ema=None if single.ema is None else params))
+
+
+def _where(options: RunOptions, run_name: str) -> tuple[str, Resume]:
+    """The run folder, and what to go on from; the same in every process."""
+    resume = options.resumes()
+    if resume == "auto" and options.run is None:
+        raise OptionError(
+            what="--resume auto without --run",
+            why="a new run gets a folder of its own, so there would never be a checkpoint to go on from",
+            fix="add --run FOLDER",
+        )
+    again = launch_folder.run_of_earlier_attempt()
+    if again is not None:
+        return again, "auto"
+
+    def choose() -> str:
+        if options.run is not None:
+            return options.run
+        if resume is False or resume == "auto":
+            return str(default_run_path("runs", run_name, now=datetime.now()))
+        return str(latest_run("runs", run_name))
+
+    path = processes().by_first("run path", choose)
+    remember_run(path)
+    return path, resume
 
 
 def _steps_per_epoch(data: Source | BatchStream, shape: RunShape) -> int | None:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int64
 from paceline.base.errors import BatchSizeError, DataError, OptionError, nearest
 from paceline.base.units import format_count
 from paceline.data.order import EpochOrder
+from paceline.data.share import Share
 from paceline.data.source import Source
 from paceline.data.tree import Tree, count_rows, label, map_leaves, named_leaves
 
@@ -31,15 +32,16 @@ Remainder: TypeAlias = Literal["drop", "pad", "refuse"]
 
 @dataclass(frozen=True, eq=False)
 class HostBatch:
-    """One global batch on the host.
+    """One global batch on the host: all of its rows, or the share of one process.
 
     Attributes:
-      data: tree of ``[B, ...]`` arrays; may be views of the source, so do not write to them.
+      data: tree of ``[b, ...]`` arrays, b = B without a share; may be views of the source, so do not write to them.
       valid: ``bool[B]``, False marks a padding row; None when every row is valid.
-      rows: valid rows; they come first.
+      rows: valid rows of the global batch; of rows from a source they come first.
       epoch: from 0.
       position: position within the epoch of the first row.
-      indices: ``int64[rows]``, the rows of the source; None for a stream.
+      indices: ``int64[rows]``, the rows of the source, over all processes; None for a stream.
+      share: which of the B rows `data` holds; None for all.
     """
 
     data: Tree
@@ -48,10 +50,20 @@ class HostBatch:
     epoch: int
     position: int
     indices: Int64[np.ndarray, " rows"] | None
+    share: Share | None = None
+
+    @property
+    def size(self) -> int:
+        """B, padding included."""
+        return self.rows if self.valid is None else len(self.valid)
 
     def mask(self) -> Bool[np.ndarray, " B"]:
         """`valid` as ``bool[B]`` in any case: a step that gets a mask now and None later compiles twice."""
         return np.ones(self.rows, dtype=bool) if self.valid is None else self.valid
+
+    def place_of(self, row: int) -> int:
+        """The place in the global batch of row `row` of `data`."""
+        return row if self.share is None else int(self.share.rows(self.size)[row])
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,13 @@ def valid_rows(rows: int, padded: int) -> Bool[np.ndarray, " padded"] | None:
 
 
 def batches(
-    source: Source, plan: BatchPlan, *, order: EpochOrder, start_step: int = 0, stop_step: int
+    source: Source,
+    plan: BatchPlan,
+    *,
+    order: EpochOrder,
+    start_step: int = 0,
+    stop_step: int,
+    share: Share | None = None,
 ) -> Iterator[HostBatch]:
     """The batches of steps `start_step` to `stop_step`; any step costs the same to begin at.
 
@@ -182,6 +200,7 @@ def batches(
       order: of ``plan.rows`` rows.
       start_step: updates that were completed before, over all epochs.
       stop_step: one past the last step.
+      share: the rows of each batch to read; None for all.
     Raises: DataError while iterating: the source gave another number of rows than asked, or what no device holds.
     """
     assert plan.rows == len(source) == order.rows, (
@@ -197,10 +216,12 @@ def batches(
             end = min(position + max(plan.batch, _ORDER_BLOCK_ROWS), plan.rows)
             block, block_epoch, block_start = order.indices(epoch, start=position, stop=end), epoch, position
         indices = block[position - block_start : stop - block_start]
-        yield _read(source, indices, padded=plan.padded, epoch=epoch, position=position)
+        yield _read(source, indices, padded=plan.padded, epoch=epoch, position=position, share=share)
 
 
-def eval_batches(source: Source, batch: int, *, devices: int, pad: bool) -> Iterator[HostBatch]:
+def eval_batches(
+    source: Source, batch: int, *, devices: int, pad: bool, share: Share | None = None
+) -> Iterator[HostBatch]:
     """Every row once, in stored order: full batches, then the tail.
 
     Args:
@@ -208,7 +229,8 @@ def eval_batches(source: Source, batch: int, *, devices: int, pad: bool) -> Iter
       batch: rows of a full batch.
       devices: K.
       pad: True pads the tail to the size of the others, so that one compiled step serves all; False gives it its own
-        size, which may not split over the devices, for metrics that cannot be masked.
+        size, which may not split over the devices, for metrics that cannot be masked; such a tail is read whole.
+      share: the rows of each batch to read; None for all.
     Raises: BatchSizeError: a batch below 1, or one that does not split over the devices (`pad` False).
     """
     # As "drop" refuses an uneven batch and "pad" rounds it up; a batch beyond N is no mistake here.
@@ -218,21 +240,32 @@ def eval_batches(source: Source, batch: int, *, devices: int, pad: bool) -> Iter
     for position in range(0, order.rows, batch):
         indices = order.indices(0, start=position, stop=min(position + batch, order.rows))
         padded = plan.padded if pad else len(indices)
-        yield _read(source, indices, padded=padded, epoch=0, position=position)
+        own = share if padded % devices == 0 else None
+        yield _read(source, indices, padded=padded, epoch=0, position=position, share=own)
 
 
-def _read(source: Source, indices: np.ndarray, *, padded: int, epoch: int, position: int) -> HostBatch:
-    data, rows = source.read(indices), len(indices)
+def _read(
+    source: Source, indices: np.ndarray, *, padded: int, epoch: int, position: int, share: Share | None
+) -> HostBatch:
+    rows = len(indices)
+    share = None if share is None or share.whole else share
+    own, size = indices, padded
+    if share is not None:
+        places = share.rows(padded)
+        # With nothing but padding here one row is read all the same: padding holds real values.
+        own, size = indices[places[places < rows]], len(places)
+        own = own if len(own) else indices[-1:]
+    data = source.read(own)
     found = count_rows(data, noun="batch")
-    if found != rows:
+    if found != len(own):
         raise DataError(
-            what=f"the source gave {found} rows where {rows} were asked for",
+            what=f"the source gave {found} rows where {len(own)} were asked for",
             why="rows would be trained on twice or never",
             fix="return exactly one row an index from the read method of the source, in order",
         )
-    if rows < padded:
-        data = pad_rows(data, padded)
-    return HostBatch(data, valid_rows(rows, padded), rows=rows, epoch=epoch, position=position, indices=indices)
+    if found < size:
+        data = pad_rows(data, size)
+    return HostBatch(data, valid_rows(rows, padded), rows, epoch=epoch, position=position, indices=indices, share=share)
 
 
 def _check_parts(devices: int, microbatches: int) -> None:

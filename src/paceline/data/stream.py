@@ -19,6 +19,7 @@ import numpy as np
 from paceline.base.errors import BatchSizeError, DataError
 from paceline.base.units import format_count
 from paceline.data.batch import HostBatch, Remainder, check_batch, check_remainder, pad_rows, valid_rows
+from paceline.data.joined import StreamPeers
 from paceline.data.source import BatchStream, StreamCount
 from paceline.data.tree import Tree, count_rows, label, named_leaves, to_host
 
@@ -34,6 +35,8 @@ def stream_batches(
     remainder: Remainder = "drop",
     steps: int | None = None,
     epochs: int | None = None,
+    skip: int = 0,
+    peers: StreamPeers | None = None,
 ) -> Iterator[HostBatch]:
     """The batches of a stream, all of the size of its first.
 
@@ -43,33 +46,50 @@ def stream_batches(
 
     Args:
       stream: its `count` is updated as batches pass.
-      devices: K.
+      devices: K; with `peers` those of this process.
       microbatches: n, accumulated in each update.
       remainder: what happens to a batch smaller than the first. With ``"pad"`` the first is padded up to a multiple of
         devices x microbatches too.
       steps: batches to give; None for no limit.
       epochs: passes over the stream; None for no limit.
+      skip: batches to read and leave out first, as a resumed run must; they count neither as steps nor as rows.
+      peers: the other processes, each with a stream of its own rows; None in a run of one process.
     Raises while iterating:
       DataError: the first pass is empty; a batch of other leaves, shapes or types; leaves that are no rows.
       BatchSizeError: a first batch that does not split; a larger batch later; a smaller one (``"refuse"``).
       OptionError (at once): an unknown `remainder`.
     """
     check_remainder(remainder)
-    given = _every_batch(stream, _Shaper(stream.count, devices, microbatches, remainder), epochs=epochs)
-    return itertools.islice(given, steps)
+    given = _every_batch(stream, _Shaper(stream.count, devices, microbatches, remainder), epochs=epochs, peers=peers)
+    return itertools.islice(_without_first(given, skip, stream.count), steps)
 
 
-def _every_batch(stream: BatchStream, shaper: _Shaper, *, epochs: int | None) -> Iterator[HostBatch]:
+def _without_first(given: Iterator[HostBatch], skip: int, count: StreamCount) -> Iterator[HostBatch]:
+    for number, batch in enumerate(given):
+        if number < skip:
+            count.rows -= batch.rows
+            count.padding_rows -= batch.size - batch.rows
+        else:
+            yield batch
+
+
+def _every_batch(
+    stream: BatchStream, shaper: _Shaper, *, epochs: int | None, peers: StreamPeers | None
+) -> Iterator[HostBatch]:
     for epoch in itertools.count() if epochs is None else range(epochs):
-        position = given = 0
+        position = given = number = 0
         for batch in stream:
             data = to_host(batch, noun="batch")
             rows = count_rows(data, noun="batch")
+            counts = [rows] if peers is None else _conferred(peers, data, rows, number=number, shaper=shaper)
             shaped = shaper.shape(data, rows, epoch=epoch, position=position)
-            position += rows
+            position += sum(counts)
+            number += 1
             if shaped is not None:
                 given += 1
-                yield shaped
+                yield shaped if peers is None else peers.whole(shaped, counts)
+        if peers is not None:
+            _conferred(peers, None, 0, number=number, shaper=shaper)
         if not given and epoch == 0:
             raise DataError(
                 what="the stream of batches is empty",
@@ -78,6 +98,10 @@ def _every_batch(stream: BatchStream, shaper: _Shaper, *, epochs: int | None) ->
             )
         if not given:
             return
+
+
+def _conferred(peers: StreamPeers, data: Tree | None, rows: int, *, number: int, shaper: _Shaper) -> list[int]:
+    return peers.confer(data, rows, number=number, remainder=shaper.remainder)
 
 
 @dataclass

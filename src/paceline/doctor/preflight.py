@@ -19,13 +19,14 @@ from paceline.check.dataflow import Draw
 from paceline.check.keys import KeyFinding, draws, key_findings
 from paceline.check.replication import check_step
 from paceline.data.batch import HostBatch, valid_rows
+from paceline.data.share import whole_share
 from paceline.doctor.batch import batch_findings
 from paceline.doctor.finding import Finding, error_finding, not_run
 from paceline.doctor.memory import memory_findings
 from paceline.doctor.shapes import batch_shape_findings, state_findings
 from paceline.doctor.subject import Example, Program, Subject, abstract_program, read_example
 from paceline.engine.usercode import user_code, with_data_axis
-from paceline.train.batching import DataOptions, plan_run, refuse_padding
+from paceline.train.batching import DataOptions, Reading, Start, plan_run, refuse_padding
 
 _CHECKS = ("batch", "shapes", "keys", "memory", "drift")
 _PLACE = re.compile(r"look at (?P<file>.+):(?P<line>\d+) in ")
@@ -72,7 +73,7 @@ def _refuse_padding(subject: Subject, example: Example, program: Program) -> Non
         return
     options = DataOptions(subject.batch, steps=1, remainder=subject.remainder)
     devices, microbatches = subject.num_devices, subject.parallel.accumulation
-    plan = plan_run(subject.data, options, devices=devices, microbatches=microbatches, first_step=0)
+    plan = plan_run(subject.data, options, reading=Reading(microbatches, whole_share(devices)), start=Start(0))
     plan.refuse_padding(program.state.model_state, maskable=maskable)
 
 

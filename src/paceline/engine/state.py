@@ -27,7 +27,7 @@ from paceline.engine.rng import base_key
 from paceline.engine.usercode import optimizer_code
 from paceline.tasks.task import Initial, Task
 from paceline.tasks.tree import named_leaves
-from paceline.topology.mesh import replicated, split_rows
+from paceline.topology.mesh import put, replicated, split_rows
 
 _COPY = "copy it over: trainer.place(other_trainer.single(state))"
 _INIT_STREAM = 0x1A17  # keeps the parameters' key apart from the keys of steps 0, 1, 2, ...
@@ -119,9 +119,10 @@ def place_state(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> TrainSt
     if parallel.scheme != "pmap":
         # Copied first: device_put aliases arrays of one of the devices and aligned numpy memory, whatever may_alias is.
         copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, Array) else np.array(leaf), state)
-        return jax.device_put(copied, state_shardings(state, parallel=parallel, mesh=mesh), may_alias=False)
+        return put(copied, state_shardings(state, parallel=parallel, mesh=mesh))
     program = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=split_rows(mesh))
-    return program(jax.device_put(state, replicated(mesh)), num_devices=mesh.size)
+    whole = put(state, jax.tree.map(lambda _: replicated(mesh), state))
+    return program(whole, num_devices=mesh.size)
 
 
 def add_device_axis(state: Any, *, num_devices: int) -> Any:
@@ -138,8 +139,26 @@ def drop_device_axis(state: TrainState, *, parallel: Parallel, mesh: Mesh) -> Tr
     """
     _check_unused(state)
     if parallel.scheme != "pmap":
-        return jax.device_put(state, replicated(mesh)) if is_placed(parallel, mesh) else state
+        return gathered(state, mesh) if is_placed(parallel, mesh) else state
     return jax.jit(_first_copy, out_shardings=replicated(mesh))(state)
+
+
+def gathered(tree: Any, mesh: Mesh) -> Any:
+    """The tree with every leaf whole on every device; leaves that are so already stay themselves."""
+    if replicated(mesh).is_fully_addressable:
+        return jax.device_put(tree, replicated(mesh))
+    split = {name: leaf for name, leaf in named_leaves(tree) if not leaf.is_fully_replicated}
+    whole = _gather(split, mesh) if split else {}
+    return jax.tree.unflatten(jax.tree.structure(tree), [whole.get(name, leaf) for name, leaf in named_leaves(tree)])
+
+
+def _gather(split: dict[str, Array], mesh: Mesh) -> dict[str, Array]:
+    """Between processes `device_put` moves nothing; a program does."""
+    return jax.jit(_same, out_shardings=replicated(mesh))(split)
+
+
+def _same(tree: Any) -> Any:
+    return tree
 
 
 def _first_copy(state: TrainState) -> TrainState:

@@ -57,11 +57,16 @@ class StepFunction:
       spec: what the step is.
       check: looks at the step before it is compiled for new shapes, and raises if it should not run. Called with this
         object, state, batch and valid; it shares the trace (see `traced`) with the compilation.
+      check_program: looks at each program before it is compiled.
     """
 
-    def __init__(self, spec: StepSpec, *, check: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self, spec: StepSpec, *, check: Callable[..., None] | None = None,
+        check_program: Callable[[jax.stages.Lowered], None] | None = None,
+    ) -> None:  # fmt: skip
         self.spec = dataclasses.replace(spec, task=scheme_task(spec))
         self._check = check
+        self._check_program = check_program
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._compiled: dict[Any, CompiledStep] = {}
         self._in_flight: deque[StepMetrics] = deque()
@@ -155,7 +160,10 @@ class StepFunction:
         start = time.perf_counter()
         if self._check is not None:
             self._check(self, state, batch=batch, valid=valid)
-        program = self.lowered(state, batch, valid).compile()
+        lowered = self.lowered(state, batch, valid)
+        if self._check_program is not None:
+            self._check_program(lowered)
+        program = lowered.compile()
         self._functions.pop(signature((state, batch, valid)))
         return CompiledStep(program, time.perf_counter() - start, program)
 

@@ -135,9 +135,29 @@ def default_run_path(root: str | os.PathLike[str], name: str, *, now: datetime) 
     ``name`` may be a recipe, a file or a module (``tasks/my_task.py`` gives ``my_task``). The path is not reserved:
     `RunFolder.create` decides.
     """
-    stem = re.sub(r"[^\w.-]+", "-", Path(name).name.removesuffix(".py")).strip("-.") or "run"
-    path = Path(root) / f"{stem}-{now:%Y%m%d-%H%M%S}"
+    path = Path(root) / f"{run_stem(name)}-{now:%Y%m%d-%H%M%S}"
     return free_sibling(path) if os.path.lexists(path) else path
+
+
+def latest_run(root: str | os.PathLike[str], name: str) -> Path:
+    """The newest run of this name in ``root``, to go on with.
+
+    Raises: RunFolderError: there is none.
+    """
+    stem = run_stem(name)
+    runs = [run for run in _runs_inside(Path(root)) if re.fullmatch(re.escape(stem) + r"-\d{8}-\d{6}(-\d+)?", run.name)]
+    if not runs:
+        raise RunFolderError(
+            what=f"no run of {stem!r} in {str(root)!r}",
+            why="there is nothing to go on with",
+            fix="name the folder of the run with --run, or leave --resume out",
+        )
+    return max(runs, key=lambda run: (run / RUN_FILE).stat().st_mtime)
+
+
+def run_stem(name: str) -> str:
+    """How the folders of a recipe, file or module begin: ``tasks/my_task.py`` gives ``my_task``."""
+    return re.sub(r"[^\w.-]+", "-", Path(name).name.removesuffix(".py")).strip("-.") or "run"
 
 
 def free_sibling(path: Path) -> Path:

@@ -56,6 +56,11 @@ class StepClock:
         self._recent: deque[tuple[int | float, int]] = deque(maxlen=RECENT_STEPS)
         self._random = Random(0)  # its own, so that sampling moves nobody else's random numbers
 
+    @property
+    def total_s(self) -> float:
+        """Time of all steps together [s]."""
+        return self._total_s
+
     def add(self, step_s: int | float, *, wait_s: int | float, rows: int) -> None:
         """One step.
 
@@ -96,9 +101,13 @@ class StepClock:
         """Rows per second over the last `RECENT_STEPS` steps; NaN before the first."""
         return ratio(sum(rows for _, rows in self._recent), sum(step_s for step_s, _ in self._recent))
 
+    def recent_step_s(self) -> float:
+        """Mean time of the last `RECENT_STEPS` steps [s]; NaN before the first."""
+        return ratio(sum(step_s for step_s, _ in self._recent), len(self._recent))
+
     def remaining_s(self, steps: int) -> float:
         """Time that ``steps`` more would take at the recent pace [s]; NaN before the first."""
-        return steps * ratio(sum(step_s for step_s, _ in self._recent), len(self._recent))
+        return steps * self.recent_step_s()
 
 
 def quantile(ordered: list[float], share: float) -> float:

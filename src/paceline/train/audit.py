@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from paceline.base.errors import OptionError, ReplicaError
+from paceline.base.errors import OptionError, ProcessError, ReplicaError
 from paceline.base.units import format_count
-from paceline.check.audit import Audit, PendingAudit, start
+from paceline.check.audit import Audit, Divergence, PendingAudit, start
 from paceline.check.rebroadcast import repair
 from paceline.telemetry.metrics import AUDIT_COMPARED_LEAVES, AUDIT_DIFFERING_LEAVES
 from paceline.telemetry.progress import Progress
@@ -119,10 +119,22 @@ class RunAudits:
         self._last: Audit | None = None
         self._first_found: tuple[str, ...] = ()
 
-    def begin(self, state: Any, step: int) -> None:
-        """Audit the state before the first step."""
-        if self._every:
+    def begin(self, state: Any, step: int, *, at_once: bool = False) -> None:
+        """Audit the state before the first step.
+
+        Args:
+          at_once: audit even if audits were left out, and wait: several processes made the state, each from its own
+            values.
+        Raises: ProcessError: they made different ones.
+        """
+        if self._every or at_once:
             self._start(state, step)
+        if at_once:
+            at, pending = self._pending.popleft()
+            audit = pending.result()
+            self._note(audit, at)
+            if audit.divergences:
+                raise _different_start(audit.divergences)
 
     def after_step(self, state: Any, step: int, *, finished: int) -> Any:
         """Read the audits that precede a finished step, start one if it is time; returns the state, perhaps repaired.
@@ -227,6 +239,15 @@ class RunAudits:
             fix=f"{choice}; if it comes again, have the memory of that device checked, and look in the step for values "
             "that depend on the device",
         )
+
+
+def _different_start(found: Sequence[Divergence]) -> ProcessError:
+    return ProcessError(
+        what=f"the processes begin with different states: {found[0]}{_and_more(found)}",
+        why="each would train a model of its own on gradients that all of them share",
+        fix="make parameters and model state from the seed and from the same files in every process: no unseeded random "
+        "numbers, no clock, no process index",
+    )
 
 
 def _and_more(found: Sequence[object]) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 from paceline.base.errors import BatchSizeError, OptionError
 from paceline.base.units import format_count
 from paceline.data.batch import BatchPlan, HostBatch, Remainder, batches, plan_batches
+from paceline.data.joined import StreamPeers
 from paceline.data.order import EpochOrder
+from paceline.data.share import Share
 from paceline.data.source import BatchStream, Source, as_source
 from paceline.data.stream import stream_batches
 from paceline.tasks.tree import named_leaves
@@ -107,8 +109,36 @@ def _refuse(what: str, model_state: Any, *, maskable: Callable[[], bool]) -> Non
         )
 
 
-def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int, first_step: int) -> RunPlan:
-    """The batches from `first_step` on.
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Args:
+      step: updates that the state has.
+      done: of these, the updates that belong to this run: more than 0 if it was resumed. Its length includes them.
+    """
+
+    step: int
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How this process reads batches.
+
+    Args:
+      microbatches: n.
+      share: the rows of each batch that it reads.
+      peers: compares the ready batches of several processes; None in a run of one.
+    """
+
+    microbatches: int
+    share: Share
+    peers: StreamPeers | None = None
+
+
+def plan_run(data: Any, options: DataOptions, *, reading: Reading, start: Start) -> RunPlan:
+    """The batches of a run from its start on.
 
     Raises:
       OptionError: neither or both of steps and epochs, or one below 1; no batch size for rows; one of the three that is
@@ -124,8 +154,8 @@ def plan_run(data: Any, options: DataOptions, *, devices: int, microbatches: int
             )
     source = as_source(data)
     if isinstance(source, BatchStream):
-        return _plan_stream(source, options, devices=devices, microbatches=microbatches)
-    return _plan_rows(source, options, devices=devices, microbatches=microbatches, first_step=first_step)
+        return _plan_stream(source, options, reading=reading, start=start)
+    return _plan_rows(source, options, reading=reading, start=start)
 
 
 def _with_whole_numbers(options: DataOptions) -> DataOptions:
@@ -155,7 +185,7 @@ def _whole(value: Any) -> int | None:
         return None
 
 
-def _plan_stream(stream: BatchStream, options: DataOptions, *, devices: int, microbatches: int) -> RunPlan:
+def _plan_stream(stream: BatchStream, options: DataOptions, *, reading: Reading, start: Start) -> RunPlan:
     if options.steps is None and options.epochs is None and not stream.one_shot:
         raise _length_error("neither steps nor epochs given for batches that start again when they end")
     if stream.one_shot and (options.epochs or 1) > 1:
@@ -165,18 +195,21 @@ def _plan_stream(stream: BatchStream, options: DataOptions, *, devices: int, mic
             fix="pass steps=, or an iterable that starts again, such as a loader or paceline.stream(list)",
         )
     stream = BatchStream(stream.batches)  # counts of its own: the user may train on the same stream twice
+    steps = None if options.steps is None else max(0, options.steps - start.done)
     host_batches = stream_batches(
         stream,
-        devices=devices,
-        microbatches=microbatches,
+        devices=len(reading.share.positions),
+        microbatches=reading.microbatches,
         remainder=options.remainder,
-        steps=options.steps,
+        steps=steps,
         epochs=options.epochs,
+        skip=start.done,
+        peers=reading.peers,
     )
-    return RunPlan(host_batches, options.steps, None, stream)
+    return RunPlan(host_batches, steps, None, stream)
 
 
-def _plan_rows(source: Source, options: DataOptions, *, devices: int, microbatches: int, first_step: int) -> RunPlan:
+def _plan_rows(source: Source, options: DataOptions, *, reading: Reading, start: Start) -> RunPlan:
     if (options.steps is None) == (options.epochs is None):
         raise _length_error("both steps and epochs given" if options.steps else "neither steps nor epochs given")
     if options.batch is None:
@@ -186,11 +219,18 @@ def _plan_rows(source: Source, options: DataOptions, *, devices: int, microbatch
             fix="pass batch=, the rows of one update over all devices",
         )
     plan = plan_batches(
-        len(source), options.batch, devices=devices, microbatches=microbatches, remainder=options.remainder
+        len(source),
+        options.batch,
+        devices=reading.share.num_devices,
+        microbatches=reading.microbatches,
+        remainder=options.remainder,
     )
-    num_steps = options.steps if options.steps is not None else (options.epochs or 0) * plan.steps_per_epoch
+    total = options.steps if options.steps is not None else (options.epochs or 0) * plan.steps_per_epoch
+    num_steps = max(0, total - start.done)
     order = EpochOrder(len(source), options.seed, options.shuffle)
-    host_batches = batches(source, plan, order=order, start_step=first_step, stop_step=first_step + num_steps)
+    host_batches = batches(
+        source, plan, order=order, start_step=start.step, stop_step=start.step + num_steps, share=reading.share
+    )
     return RunPlan(host_batches, num_steps, plan, None)
 
 

@@ -16,8 +16,8 @@ from paceline.engine.placement import placement_text, summarize_placement
 from paceline.engine.state import TrainState
 from paceline.engine.update import StepSpec
 from paceline.tasks.tree import named_leaves
-from paceline.train.audit import AuditOptions
-from paceline.train.batching import DataOptions, RunPlan
+from paceline.train.batching import RunPlan, Start
+from paceline.train.options import FitOptions
 
 _PACKAGES = ("paceline", "jax", "jaxlib", "numpy", "optax", "flax", "equinox")
 
@@ -34,10 +34,15 @@ def versions() -> dict[str, str]:
 
 
 def run_document(
-    spec: StepSpec, *, options: DataOptions, plan: RunPlan, state: TrainState, batch: int, first_step: int,
-    config: Mapping[str, Any], audit: AuditOptions,
+    spec: StepSpec, *, options: FitOptions, plan: RunPlan, state: TrainState, batch: int, start: Start,
+    resumed_at: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The content of ``run.json``: config, versions, devices, scheme, placement, counts."""
+    """The content of ``run.json``: config, versions, devices, scheme, placement, counts.
+
+    Args:
+      batch: rows B; 0 if the run has no step left to make.
+      resumed_at: step of the checkpoint that the run goes on from.
+    """
     devices = list(spec.mesh.devices.flat)
     leaves = named_leaves(state.params)
     fields = summarize_placement(state, parallel=spec.parallel, mesh=spec.mesh)
@@ -46,14 +51,15 @@ def run_document(
     return {
         "task": spec.task.name,
         "command": sys.argv,
-        "config": dict(config),
+        "config": dict(options.config),
         "parallel": dataclasses.asdict(spec.parallel),
         "placement": {
             "summary": placement_text(fields, placement=spec.parallel.placement, num_devices=len(devices)),
             "fields": [dataclasses.asdict(field) for field in fields],
         },
-        "data": dataclasses.asdict(options),
-        "audit": dataclasses.asdict(audit),
+        "data": dataclasses.asdict(options.data),
+        "audit": dataclasses.asdict(options.audit),
+        "checkpoints": None if options.checkpoints is None else dataclasses.asdict(options.checkpoints),
         "devices": {
             "count": len(devices),
             "platform": devices[0].platform,
@@ -65,7 +71,9 @@ def run_document(
             "parameter_leaves": len(leaves),
             "global_batch": batch,
             "per_device_batch": batch // len(devices),
-            "first_step": first_step,
+            "first_step": start.step,
+            "started_at": start.step - start.done,
+            "resumed_at": resumed_at,
             "steps": plan.num_steps,
             "steps_per_epoch": plan.batches.steps_per_epoch if plan.batches else None,
             "rows": plan.batches.rows if plan.batches else None,

@@ -118,6 +118,8 @@ class Evaluator:
         source = as_source(data)
         if not isinstance(source, BatchStream):
             self._maskable(state.params, state, source, _size(batch, source, self._num_devices))
+        elif not self._placer.share.whole:
+            raise _stream_error()
         elif source.one_shot and repeated:
             raise DataError(
                 what=f"the evaluation data is a {type(source.batches).__name__}, which is empty after one evaluation",
@@ -127,7 +129,8 @@ class Evaluator:
 
     def _maskable(self, params: Any, state: TrainState, source: Source, size: int) -> bool:
         """Whether padding can be left out; decided from the shapes of the first rows."""
-        host = next(iter(eval_batches(source, size, devices=self._num_devices, pad=True)))
+        share = self._placer.share
+        host = next(iter(eval_batches(source, size, devices=self._num_devices, pad=True, share=share)))
         placed = self._placer.evaluation_batch(host)
         return self._function.is_maskable(params, state.model_state, placed.data, state.rng)
 
@@ -135,9 +138,22 @@ class Evaluator:
         self, source: Source | BatchStream, batch: int | None, params: Any, state: TrainState
     ) -> Iterator[HostBatch]:
         if isinstance(source, BatchStream):
+            if not self._placer.share.whole:
+                raise _stream_error()
             return _own_sizes(source)
         size = _size(batch, source, self._num_devices)
-        return eval_batches(source, size, devices=self._num_devices, pad=self._maskable(params, state, source, size))
+        pad = self._maskable(params, state, source, size)
+        return eval_batches(source, size, devices=self._num_devices, pad=pad, share=self._placer.share)
+
+
+def _stream_error() -> DataError:
+    return DataError(
+        what="the evaluation data is a stream of ready batches, in a run of several processes",
+        why="nothing says which process counts which row, so some could be counted twice",
+        fix="pass rows (paceline.rows) or a data set with len() and [i]: each process then reads its share, and "
+        "every row counts "
+        "once",
+    )
 
 
 def _own_sizes(stream: BatchStream) -> Iterator[HostBatch]:

@@ -10,50 +10,51 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from paceline.base.errors import DataError, OptionError, PacelineError, RunFolderError, StateError
+from paceline.base.errors import DataError, OptionError, StateError
 from paceline.base.units import format_count, format_duration
+from paceline.checkpoint.store import Store
 from paceline.data.batch import HostBatch
 from paceline.data.feed import Feed
+from paceline.data.joined import StreamPeers
+from paceline.data.source import as_source
 from paceline.engine.parallel import Parallel
 from paceline.engine.state import TrainState, check_placement
 from paceline.engine.step import CompiledStep, StepFunction
-from paceline.telemetry.folder import RunFolder
-from paceline.telemetry.progress import Mode, Progress, choose_progress
+from paceline.telemetry.folder import RUN_FILE, RunFolder
+from paceline.telemetry.progress import Progress, choose_progress
 from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
+from paceline.topology.processes import processes
+from paceline.train.agreement import agree, run_facts
 from paceline.train.audit import AuditOptions, RunAudits
-from paceline.train.batching import DataOptions, RunPlan, plan_run, refuse_padding
+from paceline.train.batching import Reading, RunPlan, Start, plan_run, refuse_padding
+from paceline.train.checkpoints import Checkpoints, RunCheckpoints, RunIdentity, run_identity
 from paceline.train.describe import header_lines, run_document
 from paceline.train.evaluate import Evaluation
-from paceline.train.interrupt import Interrupted, InterruptGuard
-from paceline.train.loop import Callback, Loop, LoopResult
-from paceline.train.place import PlacedBatch, Placer
+from paceline.train.interrupt import Interrupted, InterruptGuard, Terminated
+from paceline.train.loop import AHEAD, Loop, LoopResult
+from paceline.train.lost import lost_peer
+from paceline.train.options import FitOptions
+from paceline.train.outcome import make_report, words, written
+from paceline.train.place import PlacedBatch, Placer, shares_by_process
+from paceline.train.position import Position
 from paceline.train.report import Report
+from paceline.train.resume import Resumed, resume, single_to_save
+from paceline.train.stragglers import StragglerReport, compare
+from paceline.train.votes import Votes
 
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The arguments of `Trainer.fit`, which documents them."""
-
-    data: DataOptions
-    evaluation: Any = None
-    evaluate_every: int | None = None
-    callbacks: Sequence[Callback] = ()
-    run: str | os.PathLike[str] | None = None
-    progress: Mode = "none"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    audit: AuditOptions = field(default_factory=AuditOptions)
+_SLOWEST_INPUT_S = 1800.0
+"""How long a process may take for one batch of a stream while the others wait; one that died is noticed long before."""
 
 
 StartEvaluation = Callable[..., Evaluation | None]
@@ -70,56 +71,93 @@ class Fit:
 
     def run(self, state: TrainState, data: Any, *, options: FitOptions) -> tuple[TrainState, Report]:
         """Train as asked. Raises as `Trainer.fit` says."""
+        position = Position(scalar(state.step))
+        position.enter("start")
+        try:
+            return self._run(state, data, options, position=position)
+        except (Interrupted, Terminated):
+            raise
+        except BaseException as error:
+            lost = lost_peer(error, processes())
+            position.failed(lost or error)
+            if lost is not None:
+                raise lost from error
+            raise
+
+    def _run(
+        self, state: TrainState, data: Any, options: FitOptions, *, position: Position
+    ) -> tuple[TrainState, Report]:
         start_s = time.perf_counter()
-        first_step, skipped = scalar(state.step), scalar(state.skipped)
-        _check_not_halted(self.step.spec.parallel, skipped)
-        check_placement(state, parallel=self.step.spec.parallel, mesh=self.step.spec.mesh)
-        plan = self.plan(data, options, first_step=first_step)
+        begun = self._begin(state, data, options)
+        state, plan, resumed = begun.state, begun.plan, begun.resumed
         with ExitStack() as stack:
+            position.enter("input", begun.start.step)
             feed = stack.enter_context(Feed(plan.host_batches, self._place(state), depth=options.data.prefetch))
-            first = _first_batch(feed)
-            plan.refuse_padding(state.model_state, maskable=functools.partial(self.step.is_maskable, state, first.data))
-            folder = None if options.run is None else RunFolder.create(options.run)
-            recorder = stack.enter_context(
-                NullRecorder() if folder is None else Recorder(folder, first_step=first_step)
-            )
+            first = _first_batch(feed, plan)
+            if first is not None:
+                maskable = functools.partial(self.step.is_maskable, state, first.data)
+                plan.refuse_padding(state.model_state, maskable=maskable)
             document = run_document(
-                self.step.spec, options=options.data, plan=plan, state=state, batch=first.valid.size,
-                first_step=first_step, config=options.config, audit=options.audit,
+                self.step.spec, options=options, plan=plan, state=state, start=begun.start,
+                batch=0 if first is None else first.valid.size, resumed_at=None if resumed is None else resumed.step,
             )  # fmt: skip
-            if folder is not None:
-                folder.write_run(document)
-            progress = choose_progress(options.progress, sys.stderr)
+            folder = _folder(options, document, is_resumed=resumed is not None)
+            recorder = stack.enter_context(_recorder(folder, begun.start.step))
+            progress = choose_progress(options.progress if processes().index == 0 else "none", sys.stderr)
             stack.callback(progress.finish)
             progress.start(header_lines(document))
-            with _discarding(folder, recorder):
+            for text in begun.said:
+                progress.message(text)
+                recorder.notice(begun.start.step, text)
+            position.enter("compile")
+            with _discarding(None if resumed is not None else folder, recorder):
                 compiled, compile_s = self._compile(state, first, progress)
+            store = stack.enter_context(_store(options.checkpoints, folder, progress))
             loop = self._loop(
-                compiled, feed, plan, options, recorder=recorder, progress=progress,
-                result=LoopResult(first_step, first_step, skipped=skipped),
+                compiled, feed, plan, options, recorder=recorder, progress=progress, position=position,
+                result=LoopResult(begun.start.step, begun.start.step, skipped=begun.skipped),
                 guard=stack.enter_context(InterruptGuard()),
+                checkpoints=RunCheckpoints(
+                    options.checkpoints or Checkpoints(), store, single=single_to_save(self.step.spec),
+                    meta=begun.meta(document), recorder=recorder, progress=progress,
+                    resumed_at=None if resumed is None else resumed.step,
+                ),
+            )  # fmt: skip
+            ended = functools.partial(
+                _ended, loop, plan, document=document, recorder=recorder, compile_s=compile_s, start_s=start_s,
+                skipped_before=begun.skipped, folder=folder, said=begun.said,
             )  # fmt: skip
             try:
                 state = loop.run(state, first)
             except BaseException as error:
-                loop.result.stopped = _words(error)
+                loop.result.stopped = words(error)
                 _carry(error, loop.state, step=loop.result.step)
+                ended(together=False)
                 raise
-            finally:
-                report = _report(
-                    loop.result, plan, document, audits=loop.audits, recorder=recorder, compile_s=compile_s,
-                    total_s=time.perf_counter() - start_s, skipped_before=skipped, folder=folder,
-                )  # fmt: skip
-                recorder.close(report.stopped)
-                report = _written(report, folder)
-        if loop.result.failure is not None:
-            loop.result.failure.state = state
-            raise loop.result.failure
-        if report.stopped == "interrupted":
-            raise Interrupted(state, report)
-        return state, report
+            report = ended(together=loop.result.failure is None)
+            position.enter("end", loop.result.step)
+        return _returned(state, report, loop)
 
-    def plan(self, data: Any, options: FitOptions, *, first_step: int) -> RunPlan:
+    def _begin(self, state: TrainState, data: Any, options: FitOptions) -> _Begun:
+        """Where the run begins, and that all processes begin the same one."""
+        spec = self.step.spec
+        resumed = resume(state, options.run, how=options.resume, spec=spec, processes=processes())
+        if resumed is not None:
+            state = resumed.state
+        start = Start(scalar(state.step), 0 if resumed is None else resumed.done)
+        skipped = scalar(state.skipped)
+        _check_not_halted(spec.parallel, skipped)
+        check_placement(state, parallel=spec.parallel, mesh=spec.mesh)
+        plan = self.plan(data, options, start=start)
+        identity = run_identity(options.data, plan, task=spec.task.name, started_at=start.step - start.done)
+        if resumed is not None:
+            identity.check(resumed.meta["run"], step=resumed.step)
+        if processes().several:
+            facts = run_facts(spec, options, identity=identity, start=start, source=as_source(data), rng=state.rng)
+            agree(processes(), facts, name="run")
+        return _Begun(state, start, plan, identity, resumed, skipped)
+
+    def plan(self, data: Any, options: FitOptions, *, start: Start) -> RunPlan:
         """The batches of the run."""
         if options.evaluate_every is not None and options.evaluate_every < 1:
             raise OptionError(
@@ -127,10 +165,13 @@ class Fit:
                 why="an evaluation follows every so many updates",
                 fix="use evaluate_every=1 or more, or leave it out to evaluate once at the end",
             )
-        spec = self.step.spec
-        return plan_run(
-            data, options.data, devices=spec.mesh.size, microbatches=spec.parallel.accumulation, first_step=first_step
-        )
+        own, team = self.placer.share, processes()
+        peers = None
+        if team.several and not own.whole:
+            exchange = functools.partial(team.exchange, "batch", timeout_s=_SLOWEST_INPUT_S)
+            peers = StreamPeers(exchange, shares_by_process(self.step.spec.mesh), index=team.index)
+        reading = Reading(self.step.spec.parallel.accumulation, own, peers)
+        return plan_run(data, options.data, reading=reading, start=start)
 
     def _place(self, state: TrainState) -> Callable[[HostBatch], PlacedBatch]:
         shapes = jax.eval_shape(lambda: state)  # the arrays themselves are donated to the first step
@@ -143,8 +184,12 @@ class Fit:
 
         return place
 
-    def _compile(self, state: TrainState, first: PlacedBatch, progress: Progress) -> tuple[CompiledStep, float]:
-        """The program, and the seconds that this call spent on it."""
+    def _compile(
+        self, state: TrainState, first: PlacedBatch | None, progress: Progress
+    ) -> tuple[CompiledStep | None, float]:
+        """The program, and the seconds that this call spent on it; None if there is no step to make."""
+        if first is None:
+            return None, 0.0
         known = self.step.compilations
         compiled = self.step.compiled(state, first.data, first.valid)
         if self.step.compilations == known:
@@ -153,12 +198,13 @@ class Fit:
         return compiled, compiled.compile_s
 
     def _loop(
-        self, compiled: CompiledStep, feed: Feed[PlacedBatch], plan: RunPlan, options: FitOptions, *,
-        recorder: EventSink, progress: Progress, result: LoopResult, guard: InterruptGuard,
+        self, compiled: CompiledStep | None, feed: Feed[PlacedBatch], plan: RunPlan, options: FitOptions, *,
+        recorder: EventSink, progress: Progress, position: Position, result: LoopResult, guard: InterruptGuard,
+        checkpoints: RunCheckpoints,
     ) -> Loop:  # fmt: skip
         evaluate = functools.partial(self._evaluate, options)
         return Loop(
-            call=compiled.call,
+            call=_no_step if compiled is None else compiled.call,
             feed=feed,
             parallel=self.step.spec.parallel,
             recorder=recorder,
@@ -169,6 +215,9 @@ class Fit:
             num_steps=plan.num_steps,
             epoch_at=plan.epoch_at,
             audits=self._audits(options.audit, recorder=recorder, progress=progress),
+            checkpoints=checkpoints,
+            votes=Votes(self.step.spec.mesh, first_step=result.first_step, ahead=AHEAD),
+            position=position,
             result=result,
             guard=guard,
         )
@@ -186,6 +235,103 @@ class Fit:
         return self.start_evaluation(state, options.evaluation, batch=options.data.batch, step=step, stop=stop)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A run before its first batch."""
+
+    state: TrainState
+    start: Start
+    plan: RunPlan
+    identity: RunIdentity
+    resumed: Resumed | None
+    skipped: int
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the user should know of the checkpoint that the run goes on from."""
+        return () if self.resumed is None else self.resumed.said
+
+    def meta(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What each checkpoint says about the run."""
+        return {"run": dataclasses.asdict(self.identity)} | {
+            key: document[key] for key in ("versions", "parallel", "devices")
+        }
+
+
+def _no_step(*_: Any) -> Any:
+    raise AssertionError("a run without steps calls none")
+
+
+def _folder(options: FitOptions, document: Mapping[str, Any], *, is_resumed: bool) -> RunFolder | None:
+    """The run folder, made or taken by process 0, with ``run.json``; None if none was asked for."""
+    run = options.run
+    if run is None:
+        return None
+
+    def make() -> str:
+        begun = options.resume == "auto" and os.path.isfile(os.path.join(os.path.expanduser(run), RUN_FILE))
+        there = is_resumed or begun
+        folder = RunFolder.open(run) if there else RunFolder.create(run)
+        folder.write_run(document)
+        return str(folder.path)
+
+    path = processes().by_first("run folder", make)
+    return RunFolder.open(path)
+
+
+def _recorder(folder: RunFolder | None, first_step: int) -> EventSink:
+    return NullRecorder() if folder is None else Recorder(folder, processes().index, first_step=first_step)
+
+
+@contextlib.contextmanager
+def _store(options: Checkpoints | None, folder: RunFolder | None, progress: Progress) -> Iterator[Store | None]:
+    if options is None or folder is None:
+        yield None
+        return
+    store = Store(folder.checkpoints, keep=options.keep, best=options.best, say=progress.message)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _ended(
+    loop: Loop, plan: RunPlan, *, document: Mapping[str, Any], recorder: EventSink, compile_s: float, start_s: float,
+    skipped_before: int, folder: RunFolder | None, said: tuple[str, ...], together: bool,
+) -> Report:  # fmt: skip
+    """The report, written down; `together` says that the other processes are at the same place."""
+    team = processes()
+    report = make_report(
+        loop, plan, document=document, recorder=recorder, compile_s=compile_s, total_s=time.perf_counter() - start_s,
+        skipped_before=skipped_before, folder=folder, said=said,
+        stragglers=_stragglers(loop) if together and team.several else None,
+    )  # fmt: skip
+    recorder.close(report.stopped)
+    return written(report, folder if team.index == 0 else None)
+
+
+def _stragglers(loop: Loop) -> StragglerReport:
+    own = {"input_s": loop.result.input_s, "host_s": loop.result.host_s}
+    return compare(processes(), own, total_s=loop.result.clock.total_s)
+
+
+def _returned(state: TrainState, report: Report, loop: Loop) -> tuple[TrainState, Report]:
+    """What `fit` returns, or raises with the state: the run failed, a signal ended it, or a checkpoint was not
+    saved."""
+    if loop.result.failure is not None:
+        loop.result.failure.state = state
+        raise loop.result.failure
+    if report.stopped == "interrupted":
+        raise Interrupted(state, report)
+    if report.stopped == "terminated":
+        raise Terminated(state, report)
+    lost = loop.checkpoints.failure
+    if lost is not None and loop.checkpoints.options.on_failure == "fail":
+        lost.state = state
+        raise lost
+    return state, report
+
+
 @contextlib.contextmanager
 def _discarding(folder: RunFolder | None, recorder: EventSink) -> Iterator[None]:
     """Take the run folder away again if what is inside fails: no step was made, and the next try may use the path."""
@@ -193,7 +339,7 @@ def _discarding(folder: RunFolder | None, recorder: EventSink) -> Iterator[None]
         yield
     except BaseException:
         recorder.close()
-        if folder is not None:
+        if folder is not None and processes().index == 0:
             folder.discard()
         raise
 
@@ -225,85 +371,13 @@ def _check_not_halted(parallel: Parallel, skipped: int) -> None:
         )
 
 
-def _words(error: BaseException) -> str:
-    what = error.what if isinstance(error, PacelineError) else str(error)
-    return f"{type(error).__name__}: {what}".removesuffix(": ")
-
-
-def _written(report: Report, folder: RunFolder | None) -> Report:
-    """The report, written if there is a folder. A full disk must not cost the caller the trained state."""
-    if folder is None:
-        return report
-    try:
-        folder.write_report(report.as_dict())
-    except RunFolderError as error:
-        return dataclasses.replace(report, notices=(*report.notices, error.what))
-    return report
-
-
-def _first_batch(feed: Feed[PlacedBatch]) -> PlacedBatch:
+def _first_batch(feed: Feed[PlacedBatch], plan: RunPlan) -> PlacedBatch | None:
+    """The first batch; None for a resumed run that has made all of its steps."""
     first = next(feed, None)
-    if first is None:
+    if first is None and plan.num_steps != 0:
         raise DataError(
             what="the data gave no batch of full size",
             why="there is no step to make",
             fix="pass more rows, a smaller batch, or remainder='pad'",
         )
     return first
-
-
-def _report(
-    result: LoopResult, plan: RunPlan, document: Mapping[str, Any], *, audits: RunAudits, recorder: EventSink,
-    compile_s: float, total_s: float, skipped_before: int, folder: RunFolder | None,
-) -> Report:  # fmt: skip
-    counts = document["counts"]
-    speed = result.clock.summary()
-    steps = result.step - result.first_step
-    stopped = result.stopped
-    if stopped is None and result.failure is not None:
-        stopped = _words(result.failure)
-    if stopped is None and plan.num_steps is not None and steps < plan.num_steps:
-        stopped = "the data ended"
-    return Report(
-        task=document["task"],
-        scheme=document["parallel"]["scheme"],
-        placement=document["placement"]["summary"],
-        devices=document["devices"]["count"],
-        global_batch=counts["global_batch"],
-        per_device_batch=counts["per_device_batch"],
-        accumulation=document["parallel"]["accumulation"],
-        steps=steps,
-        last_step=result.step,
-        epochs=plan.epoch_at(result.step),
-        rows_seen=result.rows,
-        rows_dropped=plan.dropped_rows(result.first_step, result.step),
-        skipped_updates=int(result.skipped) - skipped_before,
-        compile_s=compile_s,
-        total_s=total_s,
-        samples_per_s=speed.samples_per_s,
-        step_p50_s=speed.step_p50_s,
-        step_p95_s=speed.step_p95_s,
-        input_wait_share=speed.input_wait_share,
-        final=result.values,
-        evaluation=result.evaluation,
-        audit=audits.report(),
-        stopped=stopped,
-        notices=(*_notices(result, plan, recorder), *audits.notices()),
-        run_folder=None if folder is None else str(folder.path),
-    )
-
-
-def _notices(result: LoopResult, plan: RunPlan, recorder: EventSink) -> list[str]:
-    notices: list[str] = []
-    if plan.stream is not None and plan.stream.count.dropped_batches:
-        count = plan.stream.count
-        notices.append(
-            f"{format_count(count.dropped_batches, 'batch')} smaller than the first left out, "
-            f"{format_count(count.dropped_rows, 'row')}; remainder='pad' trains on them with the same program"
-        )
-    if recorder.failure is not None:
-        notices.append(f"events were lost: {recorder.failure}")
-    loss = result.values.get("train/loss", math.nan)
-    if not math.isfinite(loss) and result.failure is None:
-        notices.append("the last loss is not finite")
-    return notices

@@ -4,6 +4,8 @@ Owns: the order of things in a run, the time of each step, what is recorded when
 Not here: mathematics (`engine`), batches (`train.batching`), the words of the report (`train.report`).
 Invariant: a value is fetched only when the device has finished it, except at the last step. What bounds the host is a
 wait for the completion of an older step: `AHEAD` steps are always queued behind it, so the devices never idle for it.
+With several processes each looks at a step exactly `AHEAD` steps later, ready or not, so that all break off after the
+same step.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ from paceline.telemetry.progress import Progress, ProgressState
 from paceline.telemetry.recorder import EventSink
 from paceline.telemetry.summary import StepClock
 from paceline.train.audit import RunAudits
+from paceline.train.checkpoints import RunCheckpoints
 from paceline.train.evaluate import Evaluation
 from paceline.train.interrupt import InterruptGuard
 from paceline.train.nonfinite import must_stop, nonfinite_error
 from paceline.train.place import PlacedBatch
+from paceline.train.position import Position
+from paceline.train.votes import Stop, Votes, Wish
 
 AHEAD = 2
 
@@ -42,6 +47,8 @@ Callback = Callable[[int, dict[str, float]], bool | None]
 
 StartEvaluation = Callable[[TrainState, int, Callable[[], bool]], Evaluation | None]
 """``(state, step, stop)``; `stop` says when to give up, and then it returns None."""
+
+STOPPED = {Stop.CALLBACK: "callback", Stop.INTERRUPT: "interrupted", Stop.TERMINATE: "terminated"}
 
 Step = Callable[[TrainState, Any, Any], tuple[TrainState, StepMetrics]]
 
@@ -70,6 +77,10 @@ class LoopResult:
     skipped: float = 0.0
     stopped: str | None = None
     failure: PacelineError | None = None
+    input_s: float = 0.0
+    """Seconds that the devices of this process waited for a batch."""
+    host_s: float = 0.0
+    """Seconds of callbacks in this process."""
 
 
 @dataclass
@@ -84,6 +95,9 @@ class Loop:
       num_steps: updates planned, None when the data decides.
       epoch_at: passes over the data after so many steps.
       audits: compares the replicas of the state before, between and after the steps.
+      checkpoints: saves the state.
+      votes: what all processes must do after the same step.
+      position: tells where this process is.
     """
 
     call: Step
@@ -97,20 +111,26 @@ class Loop:
     num_steps: int | None
     epoch_at: Callable[[int], float | None]
     audits: RunAudits
+    checkpoints: RunCheckpoints
+    votes: Votes
+    position: Position
     result: LoopResult
     guard: InterruptGuard
+    wanted: Stop = Stop.NO
     pending: deque[Pending] = field(default_factory=deque)
     evaluations: deque[Evaluation] = field(default_factory=deque)
     finished_s: float = 0.0
     state: TrainState | None = None
 
-    def run(self, state: TrainState, first: PlacedBatch) -> TrainState:
+    def run(self, state: TrainState, first: PlacedBatch | None) -> TrainState:
         """Train on `first` and on all that the feed gives; returns the last state. A bad number ends it, no error."""
         result = self.result
         follows_step = False
         last_evaluated = -1
-        self.audits.begin(state, result.step)
+        self.audits.begin(state, result.step, at_once=self.votes.several)
+        self.checkpoints.begin(state)
         for batch, wait_s in self._batches(first):
+            self.position.enter("step")
             state, metrics = self.call(state, batch.data, batch.valid)
             self.state = state
             result.step += 1
@@ -120,37 +140,73 @@ class Loop:
             follows_step = True
             self._collect(keep=AHEAD)
             self.state = state = self.audits.after_step(state, result.step, finished=result.step - AHEAD)
-            if result.stopped or result.failure or self.audits.error:
+            if result.failure or self.audits.error:
                 break
-            if self.evaluate and self.evaluate_every and result.step % self.evaluate_every == 0:
+            agreed = self._agree()
+            result.stopped = STOPPED.get(agreed.stop)
+            evaluate = bool(self.evaluate and self.evaluate_every and result.step % self.evaluate_every == 0)
+            if agreed.save or self.checkpoints.is_due(result.step) or (evaluate and self.checkpoints.evaluated_states):
+                self._save(state)
+            if result.stopped == "callback":
+                break
+            if evaluate and not result.stopped:
                 # The steps in flight are looked at after the evaluation: their times would hold it.
                 self.pending = deque(item._replace(follows_step=False) for item in self.pending)
                 self._evaluate(state)
                 last_evaluated = result.step
                 follows_step = False
-            if self.guard.asked:
-                result.stopped = "interrupted"
+            if result.stopped or (self.guard.asked and not self.votes.several):
                 break
+            self.position.enter("input", result.step)
+        self._finish(state, last_evaluated)
+        assert self.state is not None or first is None, "a step was made"
+        return state if self.state is None else self.state
+
+    def _finish(self, state: TrainState, last_evaluated: int) -> None:
+        """Behind the last step: look at what is in flight, audit, save, evaluate."""
+        result = self.result
+        self.position.enter("step", result.step)
         self._collect(keep=0)
         if not result.failure:
             self.state = state = self.audits.finish(state, result.step)
             result.failure = self.audits.error
-        if self.evaluate and not self.guard.asked and not result.failure and last_evaluated != result.step:
+        if not result.failure:
+            self._save(state)
+        ended = result.stopped in ("interrupted", "terminated") or (self.guard.asked and not self.votes.several)
+        if self.evaluate and not ended and not result.failure and last_evaluated != result.step:
             self._evaluate(state)
         self._collect_evaluations(wait=True)
-        if self.guard.asked:
-            result.stopped = "interrupted"
-        return state
+        if self.guard.asked and not self.votes.several:
+            result.stopped = STOPPED[self.guard.stop]
+        self.position.enter("checkpoint", result.step)
+        self.checkpoints.finish()
+
+    def _agree(self) -> Wish:
+        """What all processes do after this step: stop, save."""
+        stop = max(self.wanted, self.guard.stop)
+        wish = Wish(stop, self.checkpoints.is_time())
+        return self.votes.after_step(self.result.step, wish, step_s=self.result.clock.recent_step_s())
+
+    def _save(self, state: TrainState) -> None:
+        self.position.enter("checkpoint", self.result.step)
+        self.checkpoints.save(state, self.result.step)
 
     def _evaluate(self, state: TrainState) -> None:
-        """Start an evaluation; Ctrl-C gives it up."""
+        """Start an evaluation; Ctrl-C gives it up, unless other processes take part in it."""
         assert self.evaluate is not None, "checked by run"
-        evaluation = self.evaluate(state, self.result.step, lambda: self.guard.asked)
+
+        def stop() -> bool:  # asked before each batch
+            self.position.enter("evaluation", self.result.step)
+            return self.guard.asked and not self.votes.several
+
+        evaluation = self.evaluate(state, self.result.step, stop)
         if evaluation is not None:
             self.evaluations.append(evaluation)
 
-    def _batches(self, first: PlacedBatch) -> Iterator[tuple[PlacedBatch, float]]:
+    def _batches(self, first: PlacedBatch | None) -> Iterator[tuple[PlacedBatch, float]]:
         """The first batch, then those of the feed, each with the seconds that the devices may have waited for it."""
+        if first is None:
+            return
         yield first, 0.0
         for batch in self.feed:
             busy = self.pending and not self.pending[-1].metrics.is_ready()
@@ -158,13 +214,17 @@ class Loop:
 
     def _collect(self, *, keep: int) -> None:
         """Record the steps that are finished; wait for the oldest while more than `keep` are in flight."""
-        while self.pending and (len(self.pending) > keep or self.pending[0].metrics.is_ready()):
+        while self.pending and (len(self.pending) > keep or self._ready(self.pending[0].metrics)):
             item = self.pending.popleft()
             item.metrics.wait()
             now_s = time.perf_counter()
             step_s, self.finished_s = now_s - self.finished_s, now_s
             self._record(item, step_s)
         self._collect_evaluations(wait=False)
+        self.checkpoints.poll()
+
+    def _ready(self, metrics: StepMetrics) -> bool:
+        return not self.votes.several and metrics.is_ready()
 
     def _record(self, item: Pending, step_s: float) -> None:
         """Clock, events, progress and callbacks of one finished step."""
@@ -175,11 +235,13 @@ class Loop:
         fetched = item.metrics.fetch()
         if must_stop(self.parallel, fetched, skipped_before=result.skipped):
             result.failure = nonfinite_error(item.step, values=fetched, metrics=item.metrics, host=item.batch.host)
+            self.checkpoints.forget_after(item.step - 1)
         result.skipped = fetched["skipped_updates"]
         values = {f"train/{name}": value for name, value in fetched.items()}
         values[TRAIN_ROWS.key] = item.batch.rows
         values[INPUT_WAIT_S.key] = item.wait_s
         values[INPUT_QUEUED_BATCHES.key] = item.queued
+        result.input_s += item.wait_s
         if item.follows_step:  # the first step and those behind an evaluation have no step before them to time from
             result.clock.add(step_s, wait_s=item.wait_s, rows=item.batch.rows)
             values[SPEED_STEP_S.key] = step_s
@@ -197,12 +259,15 @@ class Loop:
             evaluation = self.evaluations.popleft()
             values = {evaluation_metric(name).key: value for name, value in evaluation.result().items()}
             self.result.evaluation = values
+            self.checkpoints.evaluated(evaluation.step, values)
             self.recorder.evaluation(evaluation.step, values)
             shown = ", ".join(f"{key.partition('/')[2]} {value:.4g}" for key, value in values.items())
             self.progress.message(f"evaluation after step {evaluation.step}: {shown}")
             self._call_back(evaluation.step, values)
 
     def _call_back(self, step: int, values: dict[str, float]) -> None:
+        start_s = time.perf_counter()
         for callback in self.callbacks:
             if callback(step, values):
-                self.result.stopped = self.result.stopped or "callback"
+                self.wanted = Stop.CALLBACK
+        self.result.host_s += time.perf_counter() - start_s

@@ -55,7 +55,7 @@ def _bad_row(host: HostBatch) -> str | None:
             continue
         bad = ~np.isfinite(array.astype(np.float32).reshape(array.shape[0], -1)).all(axis=1)
         if bad.any():
-            row = int(np.argmax(bad))
+            row = host.place_of(int(np.argmax(bad)))
             number = f"row {host.indices[row]} of the data" if host.indices is not None else f"row {row} of the batch"
             return f"{label(name, 'batch')} is not finite in {number}"
     return None

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.base.units import format_count, format_duration, format_percent, format_rate
 from paceline.train.audit import AuditReport
+from paceline.train.stragglers import StragglerReport
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Report:
       stopped: why the run ended early (``interrupted``, ``callback``, ``the data ended``, or the error), or None.
       notices: what the reader should know, as sentences.
       run_folder: where events and report are, or None.
+      processes: P.
+      checkpoints: how many this call saved.
+      checkpoint_s: seconds that the loop spent on saving.
+      resumed_at: step of the checkpoint that the run went on from, or None.
+      stragglers: the slowest process and what it costs; None in a run of one.
     """
 
     task: str
@@ -73,6 +79,11 @@ class Report:
     stopped: str | None = None
     notices: tuple[str, ...] = ()
     run_folder: str | None = None
+    processes: int = 1
+    checkpoints: int = 0
+    checkpoint_s: float = 0.0
+    resumed_at: int | None = None
+    stragglers: StragglerReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data; keys are the field names."""
@@ -94,6 +105,8 @@ class Report:
             ("training", _values(self.final)),
             ("evaluation", _values(self.evaluation)),
             ("replicas", "" if self.audit is None else str(self.audit)),
+            ("processes", "" if self.stragglers is None else f"{self.processes}; {self.stragglers}"),
+            ("checkpoints", self._checkpoints()),
             ("run folder", self.run_folder or ""),
         ]
         lines = [f"{label:<11} {text}" for label, text in rows if text]
@@ -102,6 +115,15 @@ class Report:
     def _batch(self) -> str:
         text = f"{self.global_batch:,} rows = {self.devices} x {self.per_device_batch:,}"
         return text + (f", in {self.accumulation} microbatches" if self.accumulation > 1 else "")
+
+    def _checkpoints(self) -> str:
+        resumed = "" if self.resumed_at is None else f"resumed from step {self.resumed_at:,}"
+        saved = (
+            f"{self.checkpoints:,} saved in {format_duration(self.checkpoint_s)} of the loop"
+            if self.checkpoints
+            else ""
+        )
+        return ", ".join(text for text in (resumed, saved) if text)
 
     def _latency(self) -> str:
         if not math.isfinite(self.step_p50_s):

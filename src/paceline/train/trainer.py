@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import optax
 
-from paceline.base.errors import StateError
+from paceline.base.errors import SchemeError, StateError
 from paceline.check.replication import check_step
 from paceline.data.batch import Remainder
 from paceline.data.feed import Feed
@@ -41,14 +41,19 @@ from paceline.engine.usercode import user_code
 from paceline.tasks.task import Task
 from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
-from paceline.topology.mesh import data_mesh, replicated
+from paceline.topology.mesh import data_mesh, local_positions, put, replicated
+from paceline.topology.processes import processes
+from paceline.train.agreement import agree, program_facts
 from paceline.train.audit import AuditOptions, OnDivergence
-from paceline.train.batching import DataOptions, refuse_padding
+from paceline.train.batching import DataOptions, Start, refuse_padding
+from paceline.train.checkpoints import Checkpoints
 from paceline.train.evaluate import Evaluation, Evaluator
-from paceline.train.fit import Fit, FitOptions, scalar
+from paceline.train.fit import Fit, scalar
 from paceline.train.loop import Callback
+from paceline.train.options import FitOptions
 from paceline.train.place import PlacedBatch, Placer
 from paceline.train.report import Report
+from paceline.train.resume import Resume
 
 
 class Trainer:
@@ -78,8 +83,9 @@ class Trainer:
         check_task(task, optimizer, caller="paceline.Trainer")
         self.mesh = data_mesh(choose_devices(devices))
         self.parallel = parallel or Parallel()
+        _check_scheme(self.parallel, self.mesh)
         spec = StepSpec(task, optimizer, self.parallel, self.mesh, schedule)
-        self._step = StepFunction(spec, check=check_step)
+        self._step = StepFunction(spec, check=check_step, check_program=_agree_on_program)
         self.spec = self._step.spec
         self._placer = Placer(self.parallel, self.mesh)
         self._evaluator = Evaluator(
@@ -113,7 +119,7 @@ class Trainer:
             given = jax.tree.map(_as_array, (params, {} if model_state is None else model_state))
             places = (param_shardings(given[0], parallel=self.parallel, mesh=self.mesh), replicated(self.mesh))
             # As inputs, not as constants of the program: large constants are slow to compile.
-            inputs = jax.device_put(given, places, may_alias=False)
+            inputs = (put(given[0], places[0]), put(given[1], jax.tree.map(lambda _: places[1], given[1])))
             return self._make(lambda params, model_state: make(params=params, model_state=model_state), *inputs)
         return self._make(lambda: make(**initial(self.spec.task, seed)._asdict()))
 
@@ -183,7 +189,7 @@ class Trainer:
         Use it in a ``with`` block. Arguments as in `fit`; `first_step` is the step to begin at.
         """
         options = FitOptions(DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch))
-        plan = self._fit.plan(data, options, first_step=first_step)
+        plan = self._fit.plan(data, options, start=Start(first_step))
         return Feed(plan.host_batches, self._placer.train_batch, depth=prefetch)
 
     def evaluate(
@@ -217,6 +223,8 @@ class Trainer:
         evaluate_every: int | None = None,
         audit_every: int = 500,
         on_divergence: OnDivergence = "stop",
+        checkpoints: Checkpoints | None = None,
+        resume: Resume = False,
         callbacks: Sequence[Callback] = (),
         run: str | os.PathLike[str] | None = None,
         progress: Mode = "none",
@@ -233,29 +241,27 @@ class Trainer:
           prefetch: batches made ahead.
           evaluation: data for `evaluate`, after the last step and every `evaluate_every` updates.
           audit_every, on_divergence: how often replicas are compared, and what a difference leads to: `AuditOptions`.
-          callbacks: called with (step, values) for each finished step and evaluation; True ends the run.
-          run: folder for ``run.json``, events and ``report.json``; must not exist or be empty.
+          checkpoints: when the state is saved in the run folder; None: never.
+          resume: go on from a checkpoint of the run folder; see `paceline.train.resume.Resume`. `state` then only says
+            what a state looks like, and `steps` and `epochs` count from the beginning of the run.
+          callbacks: called with (step, values) for each finished step and evaluation; True ends the run soon.
+          run: folder for ``run.json``, events and ``report.json``; must be new or empty, unless the run resumes.
           progress: what the terminal shows: ``auto``, ``rich``, ``plain`` or ``none``.
           config: what ``run.json`` should say about where the run came from.
-        Returns: the last state and the report.
-        Raises:
-          Interrupted: Ctrl-C; carries state and report.
-          Whatever the data or a callback raises: the exception has an attribute `state`, the state after the last step.
-          NonFiniteError, DataError: a step was not finite and the policy is to stop. ReplicaError: devices do not hold
-            the same state. `state` of the error is the last good state, of a ReplicaError the last one.
-          BatchSizeError, OptionError, RunFolderError, TaskError, LossError, ReplicationError: before the first step.
-          StateError: a state that a step used up, or that no step would update.
+        Returns: the last state and the report. Raises:
+          Interrupted, Terminated: Ctrl-C, SIGTERM (or SIGUSR1 under Slurm); they carry state and report.
+          Whatever the data or a callback raises, with an attribute `state`, the state after the last step.
+          NonFiniteError, DataError, ReplicaError, SaveError: a step was not finite, devices do not hold the same state,
+            a checkpoint was not saved. `state` of the error is the last good state, or the last one.
+          BatchSizeError, OptionError, RunFolderError, CheckpointError, TaskError, LossError, ReplicationError,
+            ProcessError: before the first step.
+          PeerError: another process died. StateError: a state that a step used up, or that no step would update.
         """
         options = FitOptions(
-            data=DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch),
-            evaluation=evaluation,
-            evaluate_every=evaluate_every,
-            callbacks=callbacks,
-            run=run,
-            progress=progress,
-            config=config or {},
-            audit=AuditOptions(audit_every, on_divergence),
-        )
+            DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch), evaluation=evaluation,
+            evaluate_every=evaluate_every, callbacks=callbacks, run=run, progress=progress, config=config or {},
+            audit=AuditOptions(audit_every, on_divergence), checkpoints=checkpoints, resume=resume,
+        )  # fmt: skip
         check_state(state, parallel=self.parallel, mesh=self.mesh)
         if evaluation is not None:
             repeated = evaluate_every is not None
@@ -285,6 +291,22 @@ class Trainer:
         """What an evaluation reads, as one device has it: nothing else is gathered."""
         unread = {"opt_state": None, "loss_scale": None, "params" if use_ema else "ema": None}
         return self.single(dataclasses.replace(state, **unread))
+
+
+def _check_scheme(parallel: Parallel, mesh: jax.sharding.Mesh) -> None:
+    if parallel.scheme == "pmap" and len(local_positions(mesh)) < mesh.size:
+        raise SchemeError(
+            what="scheme='pmap' in a run of several processes",
+            why="jax.pmap takes only the arrays of its own process there, so state and checks would be those of a part",
+            fix="use --scheme per_device, which computes the same",
+        )
+
+
+def _agree_on_program(lowered: jax.stages.Lowered) -> None:
+    """Every process runs the same program: the host values that a loss closed over are constants of it."""
+    team = processes()
+    if team.several:
+        agree(team, program_facts(lowered), name="program")
 
 
 def _as_array(leaf: Any) -> Any:

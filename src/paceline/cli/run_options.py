@@ -1,0 +1,167 @@
+"""The options of every run.
+
+Owns: names, defaults and help of the flags of `paceline train`, and what they mean for the engine and the trainer.
+Not here: reading them (`cli.options`), a recipe's own options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from paceline.base.errors import OptionError
+from paceline.data.batch import Remainder
+from paceline.engine.parallel import (
+    BatchNorm,
+    DropoutStream,
+    NonFinite,
+    Parallel,
+    Placement,
+    Precision,
+    ReduceDtype,
+    Scheme,
+)
+from paceline.telemetry.progress import Mode
+from paceline.train.audit import OnDivergence
+from paceline.train.checkpoints import Checkpoints, OnSaveFailure
+from paceline.train.resume import Resume
+
+_EVERY = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)?")
+_MINUTES = {"s": 1 / 60, "min": 1.0, "h": 60.0}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of every run.
+
+    Args:
+      batch: rows of the global batch, shared by all devices (default: the recipe's).
+      epochs: passes over the data (default: the recipe's).
+      steps: updates to make, instead of epochs.
+      devices: number of devices (default: all that are visible).
+      simulate: simulate so many CPU devices on this machine.
+      scheme: how a step runs on the devices.
+      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
+      accumulation: microbatches accumulated in an update.
+      precision: type of the computation; parameters stay float32.
+      reduce_dtype: type of the gradients on the wire (per_device and pmap).
+      clip_norm: clip the mean gradient to this global norm.
+      nonfinite: what to do when a loss or gradient is not finite.
+      dropout: which devices draw which dropout masks.
+      batch_norm: whose rows BatchNorm's statistics are taken from (per_device and pmap).
+      ema_decay: keep a moving average of the parameters with this decay.
+      remainder: what to do with rows that do not fill a batch.
+      shuffle: a new order of rows in each epoch.
+      prefetch: batches made ahead by the background feed.
+      evaluate_every: updates between evaluations (default: one an epoch).
+      audit_every: updates between comparisons of the state on all devices; 0 leaves them out.
+      on_divergence: what to do when devices do not hold the same state.
+      seed: of parameters, data order and dropout.
+      checkpoint_every: updates between checkpoints (500), or time (10min, 90s, 2h); off saves none, end only the last.
+      keep: checkpoints that stay, the last ones.
+      keep_best: metric by which the best checkpoint stays too, such as evaluate/loss.
+      on_save_failure: what follows a checkpoint that could not be saved: an error at the end, or a notice.
+      resume: go on in the folder of --run from its latest checkpoint, or from that of a step; auto begins anew if there
+        is none.
+      weights: begin with the parameters of a safetensors file.
+      run: folder of the run (default: runs/NAME-TIME); it must not exist, unless the run resumes.
+      progress: what the terminal shows.
+      json: write the report to this file as one JSON object.
+      config: TOML or YAML file with options; flags come before it.
+      compilation_cache: folder that keeps compiled programs between runs.
+      max_restarts: with --processes: start all again after a failure, at most so often.
+      processes: start so many processes on this machine and train on the devices of all (as paceline launch does).
+      coordinator: host:port of process 0, if nothing else says so.
+      num_processes: how many processes train together.
+      process_index: which of them this one is.
+      devices_per_process: GPUs of a process, or CPU devices that it simulates.
+      join_timeout: seconds to wait for the other processes at the start.
+      peer_timeout: seconds without a sign of another process after which it is given up.
+      traceback: show Python's traceback for errors.
+    """
+
+    batch: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    devices: int | None = None
+    simulate: int | None = None
+    scheme: Scheme = "global_view"
+    placement: Placement = "replicated"
+    accumulation: int = 1
+    precision: Precision = "float32"
+    reduce_dtype: ReduceDtype | None = None
+    clip_norm: float | None = None
+    nonfinite: NonFinite = "stop"
+    dropout: DropoutStream = "global"
+    batch_norm: BatchNorm | None = None
+    ema_decay: float | None = None
+    remainder: Remainder = "drop"
+    shuffle: bool = True
+    prefetch: int = 2
+    evaluate_every: int | None = None
+    audit_every: int = 500
+    on_divergence: OnDivergence = "stop"
+    checkpoint_every: str = "10min"
+    keep: int = 3
+    keep_best: str | None = None
+    on_save_failure: OnSaveFailure = "fail"
+    resume: str | None = None
+    weights: str | None = None
+    seed: int = 0
+    run: str | None = None
+    progress: Mode = "auto"
+    json: str | None = None
+    config: str | None = None
+    compilation_cache: str | None = None
+    processes: int | None = None
+    max_restarts: int = 0
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_index: int | None = None
+    devices_per_process: int | None = None
+    join_timeout: float = 60.0
+    peer_timeout: float = 30.0
+    traceback: bool = False
+
+    def parallel(self) -> Parallel:
+        """The part that the engine reads."""
+        names = [field.name for field in dataclasses.fields(Parallel) if field.name != "donate"]
+        return Parallel(**{name: getattr(self, name) for name in names})
+
+    def checkpoints(self) -> Checkpoints:
+        """When the run saves.
+
+        Raises: OptionError: ``--checkpoint-every`` is neither updates nor time, a number below 1.
+        """
+        every, minutes = _every(self.checkpoint_every)
+        return Checkpoints(every, minutes, keep=self.keep, best=self.keep_best, on_failure=self.on_save_failure)
+
+    def resumes(self) -> Resume:
+        """Where the run goes on from. Raises: OptionError: neither a step nor one of the words."""
+        if self.resume is None:
+            return False
+        if self.resume in ("latest", "auto"):
+            return True if self.resume == "latest" else "auto"
+        if self.resume.isdigit():
+            return int(self.resume)
+        raise OptionError(
+            what=f"--resume {self.resume}",
+            why="it says which checkpoint to go on from",
+            fix="use --resume for the latest, --resume 400 for that of step 400, or --resume auto to begin anew if "
+            "there is none",
+        )
+
+
+def _every(text: str) -> tuple[int | None, float | None]:
+    """Updates, or minutes, between checkpoints."""
+    if text == "off":
+        return None, None
+    found = _EVERY.fullmatch(text.strip())
+    if found is None or not float(found[1]) or (not found[2] and "." in found[1]):
+        raise OptionError(
+            what=f"--checkpoint-every {text}",
+            why="a run saves every so many updates, or after so much time",
+            fix="use a number of updates such as 500, a time such as 90s, 10min or 2h, or off",
+        )
+    return (None, float(found[1]) * _MINUTES[found[2]]) if found[2] else (int(found[1]), None)

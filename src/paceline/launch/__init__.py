@@ -1,0 +1,1 @@
+"""Several processes on this machine, watched by one that does no work: start, watch, stop, restart. No jax."""

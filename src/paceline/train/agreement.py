@@ -1,0 +1,178 @@
+"""Before the first step all processes compare what a run depends on, and a difference is named.
+
+Owns: the list of things compared, the words of a difference.
+Not here: the exchange itself (`topology.processes`), the parameters, which the first audit compares on the devices.
+Invariant: either every process goes on, or every process raises the same error.
+
+Why: a learning rate, a seed or a file that differs is accepted by JAX without a word, and each process then trains
+another model with gradients of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from paceline.base.errors import ProcessError
+from paceline.data.source import Source
+from paceline.data.tree import named_leaves
+from paceline.engine.update import StepSpec
+from paceline.tasks.task import Task
+from paceline.topology.processes import Processes
+from paceline.train.batching import Start
+from paceline.train.checkpoints import RunIdentity
+from paceline.train.describe import versions
+from paceline.train.options import FitOptions
+
+_OWN = (
+    "coordinator",
+    "num_processes",
+    "process_index",
+    "json",
+    "progress",
+    "traceback",
+    "run",
+    "config",
+    "compilation_cache",
+    "processes",
+)
+"""Options that a process may have for itself."""
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+)
+_SHOWN = 5
+_LONGEST = 120
+
+
+def agree(processes: Processes, facts: Mapping[str, Any], *, name: str) -> None:
+    """Compare facts between all processes.
+
+    Args:
+      facts: JSON-ready values by dotted name.
+      name: of this comparison; every process makes the same ones in the same order.
+    Raises: ProcessError: a difference, with the processes and the fact. PeerError: a process does not answer.
+    """
+    if not processes.several:
+        return
+    said = [json.loads(text) for text in processes.exchange(name, json.dumps(facts, default=str))]
+    names = list(dict.fromkeys(key for facts in said for key in facts))
+    odd = [(key, [facts.get(key, "missing") for facts in said]) for key in names]
+    odd = [(key, values) for key, values in odd if any(value != values[0] for value in values)]
+    if odd:
+        more = f", and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        raise ProcessError(
+            what="the processes do not agree: " + "; ".join(_difference(*entry) for entry in odd[:_SHOWN]) + more,
+            why="each would train another model, on gradients that all of them share",
+            fix="start every process from the same files, with the same command, packages and environment",
+        )
+
+
+def _difference(key: str, values: Sequence[Any]) -> str:
+    """``data.rows is 900 in process 1, 1000 in the others``."""
+    texts = [json.dumps(value, default=str) for value in values]
+    common, count = Counter(texts).most_common(1)[0]
+    if 2 * count <= len(texts):
+        return f"{key} is " + ", ".join(f"{_short(text)} in process {index}" for index, text in enumerate(texts[:8]))
+    odd = [(index, text) for index, text in enumerate(texts) if text != common]
+    told = ", ".join(f"{_short(text)} in process {index}" for index, text in odd[:8])
+    return f"{key} is {told}, {_short(common)} in the others"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def run_facts(
+    spec: StepSpec, options: FitOptions, *, identity: RunIdentity, start: Start, source: Any, rng: jax.Array
+) -> dict[str, Any]:
+    """What the processes of a run compare before they read or compile anything.
+
+    Args:
+      identity: task, data and order of rows.
+      source: the data as it is read.
+      rng: the key of the state.
+    """
+    tree = {
+        "run": dataclasses.asdict(identity),
+        "config": dict(options.config),
+        "parallel": dataclasses.asdict(spec.parallel),
+        "data": dataclasses.asdict(options.data) | {"kind": type(source).__name__},
+        "audit": dataclasses.asdict(options.audit),
+        "checkpoints": None if options.checkpoints is None else dataclasses.asdict(options.checkpoints),
+        "evaluate_every": options.evaluate_every,
+        "first step": start.step,
+        "versions": versions(),
+        "devices": {"count": spec.mesh.size, "kind": spec.mesh.devices.flat[0].device_kind},
+    }
+    facts = {key: value for key, value in _flat(tree).items() if key.rpartition(".")[2] not in _OWN}
+    facts["random key"] = np.asarray(jax.random.key_data(rng).addressable_data(0)).tolist()
+    facts["code of the task"] = _task_code(spec.task)
+    facts["code of paceline"] = _package_code()
+    facts["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+    facts |= {name: str(getattr(jax.config, name)) for name in _SETTINGS}
+    return facts | (_sample(source) if isinstance(source, Source) else {})
+
+
+def program_facts(lowered: jax.stages.Lowered) -> dict[str, Any]:
+    """The step program, in which every host value that the task closed over is a constant."""
+    return {
+        "the step's program (host values in it, such as a learning rate, differ)": _digest(
+            lowered.as_text().encode()
+        )
+    }
+
+
+def _sample(source: Source) -> dict[str, Any]:
+    """Content of the first, the middle and the last row, leaf by leaf."""
+    places = sorted({0, len(source) // 2, len(source) - 1})
+    read = source.read(np.asarray(places, np.int64))
+    label = "content of the first, middle and last row of the data"
+    return {
+        f"{label}, leaf {name or 'data'}": _digest(np.ascontiguousarray(leaf).tobytes())
+        for name, leaf in named_leaves(read)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _task_code(task: Task) -> str:
+    """Digest of the file that defines the loss; a loss that was typed in has none."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(task.loss))
+        return _digest(Path(file or "").read_bytes())
+    except (TypeError, OSError):
+        return "unknown"
+
+
+@functools.cache
+def _package_code() -> str:
+    total = hashlib.blake2b(digest_size=8)
+    root = Path(__file__).parents[1]
+    for file in sorted(root.rglob("*.py")):
+        total.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return total.hexdigest()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
