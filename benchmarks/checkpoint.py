@@ -1,8 +1,8 @@
 """Checkpoints: saved and restored beside bare Orbax, and what saving every 50 steps costs a loop.
 
 Both sides save the same arrays of one device until they are on the disk, and restore them to that device. Bare Orbax is
-`AsyncCheckpointer` with the default `PyTreeCheckpointHandler`: it compresses, and computes no checksums. Paceline copies
-on the devices first, sums every leaf there, proves the sums when it restores, and deletes old checkpoints meanwhile.
+`AsyncCheckpointer` with the default `PyTreeCheckpointHandler`: it compresses, and computes no checksums. Paceline
+copies on the devices first, sums every leaf there, proves the sums when it restores, and deletes old checkpoints.
 """
 
 from __future__ import annotations

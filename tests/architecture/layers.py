@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 ROW = {package: row for row, packages in enumerate(LAYERS) for package in packages}
 
-WITHOUT_JAX = ("base", "dashboard", "telemetry")
+WITHOUT_JAX = ("base", "dashboard", "launch", "telemetry")
 # jax, and what imports jax itself: a page that is watched must start at once, and a run must be readable without jax.
 JAX_FAMILY = frozenset({"chex", "equinox", "flax", "jax", "jaxlib", "optax", "orbax"})
 

@@ -16,7 +16,7 @@ def main() -> None:
             step += 1
             state = {"small": jnp.full(50, step, jnp.float32), "large": jnp.full(300_000, step, jnp.float32)}
             store.save(state, step, meta={"step": step})
-            store.evaluated(step, {"evaluate/loss": step % 3})
+            store.evaluated(step, {"evaluate/loss": float(step % 3)})
             if step == first + 5:
                 print("at work", flush=True)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from paceline.base.errors import CheckpointError
-from paceline.checkpoint import arrays, files
+from paceline.checkpoint import arrays, files, reading
 from paceline.checkpoint.reading import read_meta, restore
 from paceline.checkpoint.store import Store
+from paceline.topology.mesh import data_mesh, replicated
 from tests.checkpoint import states
 
 
@@ -126,6 +128,29 @@ def test_the_meta_of_a_damaged_document_is_refused(folder):
     flip(folder / "2" / files.DOCUMENT, place=0.5)
     with pytest.raises(CheckpointError, match=r"paceline\.json"):
         read_meta(folder, 2)
+
+
+def test_one_device_that_holds_other_numbers_is_found(folder, monkeypatch):
+    """Replica 3 of 4 differs in one word after it was placed; the other three are right."""
+    put = reading.place
+
+    def misplaced(data, target):
+        leaf = put(data, target)
+        parts = [np.array(shard.data) for shard in leaf.addressable_shards]
+        parts[3].reshape(-1)[0] += 1
+        devices = [shard.device for shard in leaf.addressable_shards]
+        pieces = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
+
+    like = jax.device_put(state(0), replicated(data_mesh(jax.devices()[:4])))
+    monkeypatch.setattr(reading, "place", misplaced)
+    with pytest.raises(CheckpointError, match="is not the same on all devices"):
+        restore(folder, like=like, step=2)
+
+
+def test_a_large_file_that_was_cut_off_makes_no_complete_checkpoint(folder):
+    truncate(folder / "2" / "default" / "1.large" / "0")
+    assert files.steps(folder) == [1]
 
 
 def test_numbers_that_change_between_the_disk_and_the_devices_are_found(folder, monkeypatch):

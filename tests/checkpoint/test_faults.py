@@ -162,15 +162,62 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_said(tmp_path, monkeypatch)
     assert files.steps(tmp_path) == [1, 2]
 
 
+MOMENTS = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
+
+
+def test_before_and_after_each_change_of_the_folder_there_is_a_whole_checkpoint(tmp_path, monkeypatch):
+    """What a kill would leave, copied before each call that changes names: never less than the last complete step.
+
+    Three saves with keep=1, so that two old ones are deleted and a new best is noted.
+    """
+    folder, copies = tmp_path / "checkpoints", tmp_path / "copies"
+    busy = False
+
+    def before(call):
+        def wrapped(*args, **options):
+            nonlocal busy
+            if not busy and folder.is_dir():
+                busy = True
+                shutil.copytree(folder, copies / f"{len(list(copies.glob('*'))):03}")
+                busy = False
+            return call(*args, **options)
+
+        return wrapped
+
+    with Store(folder, say=pytest.fail, keep=1, best="max:evaluate/loss") as store:
+        store.save(state(1), 1, meta={})
+        store.wait()
+        copies.mkdir()
+        for name in MOMENTS:
+            monkeypatch.setattr(os, name, before(getattr(os, name)))
+        for step in (2, 3):
+            store.save(state(step), step, meta={})
+            store.evaluated(step, {"evaluate/loss": float(step)})
+        store.wait()
+        monkeypatch.undo()
+    found = []
+    for copy in sorted(copies.iterdir()):
+        restored = restore(copy, like=state(0), say=lambda text: None)
+        states.assert_same(restored.state, state(restored.step))
+        found.append(restored.step)
+        with Store(copy, say=pytest.fail):
+            pass
+        assert files.leftovers(copy) == []
+        assert list(files.step_folders(copy)) == files.steps(copy)
+    assert len(found) > 20
+    assert found == sorted(found)
+    assert set(found) == {1, 2, 3}
+
+
 def test_a_run_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_path):
-    """SIGKILL at 8 moments of saves and deletions: each time the latest complete one is restored, every number its step.
+    """SIGKILL at 4 moments of saves and deletions: each time the latest complete one is restored, with its numbers.
 
     What is half-written is never taken for a checkpoint, the next run takes it away, and the best is still there.
     """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     random = np.random.default_rng(0)
     last = 0
-    for _ in range(8):
+    for _ in range(4):
         command = [sys.executable, "-m", "tests.checkpoint.killed_run", str(tmp_path), str(last)]
         with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
             run.stdout.readline()

@@ -100,7 +100,7 @@ def test_leaves_that_do_not_fit_are_named(tmp_path, like, words):
 
 @pytest.mark.parametrize("leaf", [jax.random.key(0), jnp.ones(2, jnp.int4)], ids=["key", "int4"])
 def test_a_dtype_that_the_format_lacks_is_refused(tmp_path, leaf):
-    with pytest.raises(CheckpointError, match="leaf 'odd' is .* which a safetensors file cannot hold") as caught:
+    with pytest.raises(CheckpointError, match=r"leaf 'odd' is .* which a safetensors file cannot hold") as caught:
         export_weights({"odd": leaf}, tmp_path / "w.safetensors")
     assert "float32" in caught.value.fix
 

@@ -257,6 +257,40 @@ def test_a_mistake_that_all_make_is_told_once_and_not_tried_again(launch):
     assert ran.first.error.startswith("error: no recipe") and ran.first.error.endswith("fix: use image")
 
 
+def test_a_mistake_that_one_tells_for_all_is_told_whoever_ends_first(launch):
+    """Process 1 ends at once without a word, process 0 says what is wrong: the user must see it."""
+    ran = launch(
+        """
+        if index == 0:
+            await_mark("over", 1)
+            time.sleep(0.1)
+            print("error: no recipe 'imgae'", flush=True)
+        mark("over")
+        os._exit(2)
+        """
+    )
+    assert ran.code == 2 and (ran.out + ran.err).count("error: no recipe 'imgae'") == 1
+    assert ran.first.process == 0 and ran.first.error == "error: no recipe 'imgae'"
+
+
+def test_an_error_that_tells_of_a_lost_peer_is_not_the_cause(launch, monkeypatch):
+    """Its process notes it first and then cannot end, so that its exit code says nothing; the other one fails later."""
+    ran = launch(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        status = open_status()
+        if index == 0:
+            status.failed("PeerError: process 1 was lost")
+            mark("noted")
+            wait()
+        await_mark("noted", 0)
+        status.failed("ValueError: row 3 is empty")
+        sys.exit(7)
+        """
+    )
+    assert ran.code == 7 and ran.first.process == 1
+
+
 def test_the_same_traceback_in_process_0_is_not_shown_again(launch):
     """All raise the same error: the terminal has it from process 0, whoever was first."""
     ran = launch("meet('here')\nraise KeyError('labels')", 2)
@@ -335,115 +369,12 @@ def test_compiled_programs_are_kept_where_a_restart_may_need_them(launch, monkey
     assert ran.out.split() == [text.format(folder=ran.folder) for text in expected]
 
 
-def test_a_process_that_hangs_in_its_input_is_named(launch):
-    """Process 1 waits for rows at step 5, process 0 waits for it in step 6: exit code 75, and process 1's stacks."""
-    ran = launch(
-        """
-        status = open_status()
-        def waits_for_rows():
-            wait()
-        status.phase("input" if index == 1 else "step", 5 + (index == 0))
-        waits_for_rows()
-        """,
-        hang_timeout_s=0.6,
-    )
-    assert ran.code == 75 and ran.attempts[-1].reason == "hung"
-    assert "process 1 hangs: step 5, phase input, no progress for" in ran.err and "process 0 hangs" not in ran.err
-    assert "process 0: step 6, phase step" in ran.err
-    assert "in waits_for_rows" in ran.err and "in waits_for_rows" in ran.first.error
-    assert ran.first.process == 1 and 0.6 < ran.first.hung_s < 5
-
-
-def test_machines_that_wait_for_another_one_say_so(launch):
-    """Machine 1 of 2, both of its processes in step 8: the cause may be where this supervisor cannot look."""
-    ran = launch(
-        "status = open_status()\nstatus.phase('step', 8)\nwait()",
-        hang_timeout_s=0.4,
-        nodes=2,
-        node_index=1,
-        coordinator="10.0.0.1:4000",
-    )
-    assert ran.code == 75 and "process 2 hangs" in ran.err and "process 3 hangs" in ran.err
-    assert "perhaps they wait for another machine" in ran.err
-
-
-def test_a_hang_is_tried_again(launch):
-    """As a failure is: the second attempt succeeds."""
-    ran = launch(
-        "status = open_status()\nif attempt == 0: wait()", 1, hang_timeout_s=0.3, compile_timeout_s=0.3, max_restarts=1
-    )
-    assert ran.code == 0 and [one.reason for one in ran.attempts] == ["hung", "done"]
-
-
-def test_a_stopped_process_is_the_one_that_hangs(launch):
-    """SIGSTOP in the same step in which the other waits: only the system tells them apart, and it cannot answer."""
-    ran = launch(
-        """
-        status = open_status()
-        status.phase("step", 9)
-        meet("here")
-        if index == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        wait()
-        """,
-        hang_timeout_s=0.6,
-    )
-    assert ran.code == 75 and ran.first.process == 1
-    assert "process 1 hangs: step 9" in ran.err and "process 0 hangs" not in ran.err
-    assert "it was stopped, as by SIGSTOP" in ran.err
-
-
-def test_a_process_that_tells_nothing_is_not_watched(launch, monkeypatch):
-    """A program without a status may take as long as it likes; the supervisor says so, once."""
-    monkeypatch.setattr(attempt_module, "_SILENT_S", 0.0)
-    monkeypatch.setattr(attempt_module, "_LOOK_EVERY_S", 0.05)
-    ran = launch("time.sleep(0.7)", 2, hang_timeout_s=0.1)
-    assert ran.code == 0 and ran.err.count("tell no progress") == 1
-
-
 def test_a_process_that_ended_well_does_not_end_the_others(launch):
     """Process 0 is done at once, process 1 goes on: waited for."""
     ran = launch(
         "if index == 1:\n    await_mark('done', 0)\n    time.sleep(0.3)\n    mark('late')\nelse:\n    mark('done')"
     )
     assert ran.code == 0 and (ran.folder / "late-1-0").exists()
-
-
-def test_a_process_that_failed_and_cannot_end_is_a_failure(launch, monkeypatch):
-    """It told its error and then waits, as in an exit handler, for peers that wait for it: exit code 1, its words."""
-    monkeypatch.setattr(attempt_module, "_STUCK_S", 0.2)
-    ran = launch(
-        """
-        status = open_status()
-        if index == 1:
-            print("error: row 3 is empty", flush=True)
-            status.failed("row 3 is empty")
-        wait()
-        """
-    )
-    assert ran.code == 1 and ran.first.process == 1 and "error: row 3 is empty" in ran.err
-
-
-def test_output_without_end_is_shown_and_kept_whole(launch):
-    """6 MB, the last words without an end of line and from a process that ends without Python's help."""
-    ran = launch(
-        """
-        for number in range(60_000):
-            sys.stdout.write(f"{number:05d} {'x' * 93}\\n")
-        sys.stdout.write("last words")
-        sys.stdout.flush()
-        os._exit(0)
-        """,
-        1,
-    )
-    assert ran.out == ran.log(0) and len(ran.out) == 6_000_010 and ran.out.endswith("last words")
-
-
-def test_output_comes_while_the_process_runs(launch, monkeypatch):
-    """Python's own buffer is off: what is printed before SIGKILL is in the log."""
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    ran = launch("print('before')\nos.kill(os.getpid(), signal.SIGKILL)", 1)
-    assert ran.out == "before\n" and ran.log(0) == "before\n"
 
 
 def test_no_process_is_left_when_one_cannot_start(launch, monkeypatch):

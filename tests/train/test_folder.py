@@ -50,6 +50,8 @@ def test_run_json_says_what_runs(run):
         "parameter_leaves": 2,
         "global_batch": 16,
         "per_device_batch": 4,
+        "started_at": 0,
+        "resumed_at": None,
         "first_step": 0,
         "steps": 12,
         "steps_per_epoch": 4,

@@ -34,6 +34,13 @@ _ALIGNMENT = 64
 _FOREIGN = re.compile(r"[^\w.-]")
 
 
+class _Owned(np.ndarray):
+    """An array of the snapshot's own. Orbax copies what it is given, lest others write into it: nobody does."""
+
+    def __deepcopy__(self, memo: Any) -> _Owned:
+        return self
+
+
 def layout(written: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], *, alone: frozenset[str]) -> dict[str, Any]:
     """Where each array goes: ``{"at": offset}`` in the packed one, ``{"as": name}`` by itself, ``{}`` if it is empty.
 
@@ -65,10 +72,10 @@ def write(folder: Path, arrays: Mapping[str, np.ndarray | Array], *, places: Map
     item: dict[str, Any] = {}
     packed = {name: array for name, array in arrays.items() if "at" in places[name]}
     if packed:
-        item[PACKED] = _pack(packed, places)
+        item[PACKED] = _pack(packed, places).view(_Owned)
     for name, array in arrays.items():
         if "as" in places[name]:
-            item[places[name]["as"]] = array
+            item[places[name]["as"]] = array if isinstance(array, Array) else array.view(_Owned)
     if not item:
         return
     ocp, path = _orbax(), _path(folder)
@@ -146,8 +153,7 @@ def _handler() -> Any:
     ocp = _orbax()
     types = ocp.type_handlers
     registry = types.create_type_handler_registry(
-        # The arrays are the snapshot's own: a copy of them would guard against nobody.
-        (np.ndarray, types.NumpyHandler(deepcopy_host_arrays=False)),
+        (np.ndarray, types.NumpyHandler()),
         (jax.Array, types.ArrayHandler(use_replica_parallel=False, enable_write_sharding_file=False)),
     )
     return ocp.PyTreeCheckpointHandler(

@@ -38,7 +38,7 @@ def load(item: Path, wanted: Mapping[str, Target], *, source: str) -> dict[str, 
         if axis is not None:
             _check_replicas(names[name], data, source=source)
             data = data[0, ...]  # `...`: a scalar stays an array
-        leaves[name] = place(host_to_written(data), target, owned=False)
+        leaves[name] = place(host_to_written(data), target)
     return leaves
 
 

@@ -2,8 +2,8 @@
 
 Owns: what is asked of each leaf (`Target`), the arrays on the devices.
 Not here: where the numbers come from (`checkpoint.reading`, `checkpoint.foreign`).
-Invariant: the memory that a device takes over belongs to it alone. The CPU devices of JAX may take a numpy array as it
-is, and a step that reuses its memory would write into what another device or the caller holds.
+Invariant: every device holds its part. CPU devices may share the memory of a numpy array as it is; JAX makes a copy
+before a step reuses memory that is not its own, which a test sees to.
 """
 
 from __future__ import annotations
@@ -61,26 +61,11 @@ def _sharding(leaf: Any) -> Sharding | None:
     return leaf.sharding if leaf.sharding is not None else SingleDeviceSharding(jax.local_devices()[0])
 
 
-def place(data: np.ndarray, target: Target, *, owned: bool) -> Any:
-    """A leaf in its written form, placed.
-
-    Args:
-      data: the whole leaf.
-      owned: whether its memory may be taken over, because nobody else has it.
-    """
+def place(data: np.ndarray, target: Target) -> Any:
+    """A leaf in its written form, placed. `data` is whole, and nobody writes into it afterwards."""
     if target.sharding is None:
-        return host_from_written(data if owned else data.copy(), name=target.leaf.dtype)
-    free = owned
-
-    def part(index: Any) -> np.ndarray:
-        nonlocal free
-        own = data[index]
-        if free and own.shape == data.shape:
-            free = False
-            return data
-        return np.array(own, copy=True)
-
-    return finish(jax.make_array_from_callback(data.shape, target.sharding, part), target)
+        return np.array(host_from_written(data, name=target.leaf.dtype))
+    return finish(jax.make_array_from_callback(data.shape, target.sharding, lambda index: data[index]), target)
 
 
 def finish(written: Array, target: Target) -> Array:
@@ -94,4 +79,4 @@ def finish(written: Array, target: Target) -> Array:
 def empty(target: Target) -> Any:
     """A leaf without numbers."""
     shape, dtype = target.leaf.written
-    return place(np.zeros(shape, dtype), target, owned=True)
+    return place(np.zeros(shape, dtype), target)

@@ -224,7 +224,7 @@ def _read(
         data = _orbax(folder, {arrays.PACKED: None})[arrays.PACKED]
         for name in packed:
             shape, dtype = wanted[name].leaf.written
-            yield name, place(_unpacked(data, entries[name]["at"], shape, dtype, name), wanted[name], owned=False)
+            yield name, place(_unpacked(data, entries[name]["at"], shape, dtype, name), wanted[name])
         del data
     sizes = {name: _size(wanted[name]) for name, entry in entries.items() if "as" in entry}
     for group in arrays.groups(sizes, at_most=_GROUP_BYTES):
@@ -235,7 +235,7 @@ def _read(
             if (tuple(data.shape), np.dtype(data.dtype)) != wanted[name].leaf.written:
                 raise Damaged(f"leaf {name!r} was read as {data.dtype}{data.shape}")
             on_host = isinstance(data, np.ndarray)
-            yield name, place(data, wanted[name], owned=True) if on_host else finish(data, wanted[name])
+            yield name, place(data, wanted[name]) if on_host else finish(data, wanted[name])
             del data
 
 

@@ -68,9 +68,7 @@ def import_weights(path: str | os.PathLike[str], like: Any) -> Any:
     there = {name: Leaf(data.shape, data.dtype.name) for name, data in held.items()}
     source = f"the file {str(file)!r}"
     names = match({name: target.leaf for name, target in wanted.items()}, there, source=source)
-    leaves = {
-        name: place(host_to_written(held.pop(names[name])), target, owned=False) for name, target in wanted.items()
-    }
+    leaves = {name: place(host_to_written(held.pop(names[name])), target) for name, target in wanted.items()}
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted])
 
 

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 import traceback
 from collections.abc import Callable
 
+from paceline.base import launched
 from paceline.base.errors import OptionError, PacelineError, nearest
 from paceline.base.exits import INTERRUPTED
 from paceline.cli.several import launch_if_asked, leave, speaks
+from paceline.telemetry.status import open_status
 
 COMMANDS = {
     "train": "train a recipe or your own task on all devices",
@@ -44,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
       argv: arguments without the program's name; default: those of the process.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    if launched.LAUNCH_FOLDER in os.environ:  # the supervisor sees this process from here on, while jax is imported too
+        open_status().phase("start", 0)
     try:
         return leave(_dispatch(arguments))
     except PacelineError as error:
@@ -71,9 +76,9 @@ def _dispatch(arguments: list[str]) -> int:
             why="paceline does not know what to do",
             fix="use one of " + ", ".join(COMMANDS) + "; paceline --help lists them",
         )
-    launched = launch_if_asked(arguments[1:]) if name == "train" else None
-    if launched is not None:
-        return launched
+    code = launch_if_asked(arguments[1:]) if name == "train" else None
+    if code is not None:
+        return code
     run: Callable[[list[str]], int] = importlib.import_module(f"paceline.cli.{name}").run
     return run(arguments[1:])
 

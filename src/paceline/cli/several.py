@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 from paceline.base import launched
-from paceline.base.errors import OptionError, PacelineError
+from paceline.base.errors import OptionError, PacelineError, PeerError
 from paceline.cli.options import early_value
+from paceline.topology.rendezvous import UnreachableError
 
 _RUN_FILE = "run-folder"
 
@@ -130,6 +131,8 @@ def speaks(error: PacelineError) -> bool:
     Under a supervisor of ours each prints into a log of its own, and the supervisor shows what is the same once.
     """
     team = sys.modules.get("paceline.topology.processes")
+    if isinstance(error, UnreachableError | PeerError):  # what it says, this process alone knows
+        return True
     if team is None or not team.processes().several:
         return not _is_later_task()
     own = team.processes()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.base.errors import PeerError
 from paceline.base.exits import INTERRUPTED, LOST_PEER, TERMINATED
 from paceline.launch.child import Child
 
@@ -20,6 +21,7 @@ MAX_LINES = 60
 _HEAD_LINES = 15
 _LAST_LINES = 15
 _TAIL_BYTES = 256 * 1024
+_NO_ERROR = "its last output:"
 _START = re.compile(r"^(Traceback \(most recent call last\)|error: |Fatal Python error)")
 _BY_SUPERVISOR = (TERMINATED, -signal.SIGTERM, -signal.SIGKILL)
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -55,11 +57,27 @@ class Failure:
 
 
 def first_failing(children: Sequence[Child]) -> Child | None:
-    """The process that failed by itself, and first; one that lost a peer only if no other did."""
+    """The process that failed by itself, and first; one that lost a peer only if no other did.
+
+    Where all find the same mistake one of them tells it for all: then that one, not a silent one that ended before.
+    """
     failed = [child for child in children if child.code != 0]
     by_itself = [child for child in failed if not child.stopped or _failed_s(child) is not None]
-    causes = [child for child in by_itself if child.code != LOST_PEER]
-    return min(causes or by_itself, key=_when, default=None)
+    causes = [child for child in by_itself if not _lost_a_peer(child)]
+    ordered = sorted(causes or by_itself, key=_when)
+    if not ordered or _tells_error(ordered[0]) or (ordered[0].code or 0) < 0:
+        return ordered[0] if ordered else None
+    return next((one for one in ordered if one.code == ordered[0].code and _tells_error(one)), ordered[0])
+
+
+def _lost_a_peer(child: Child) -> bool:
+    record = child.status()
+    return child.code == LOST_PEER or (record is not None and record.error.startswith(PeerError.__name__))
+
+
+def _tells_error(child: Child) -> bool:
+    error = error_in(child.log, child.log_start)
+    return bool(error) and not error.startswith(_NO_ERROR)
 
 
 def _failed_s(child: Child) -> float | None:
@@ -155,7 +173,7 @@ def error_in(log: Path, start: int = 0) -> str:
         return ""
     begin = _error_start(lines)
     if begin is None:
-        return "\n".join(["its last output:", *lines[-_LAST_LINES:]]) if lines else ""
+        return "\n".join([_NO_ERROR, *lines[-_LAST_LINES:]]) if lines else ""
     return "\n".join(shortened(lines[begin:]))
 
 

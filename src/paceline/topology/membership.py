@@ -18,6 +18,9 @@ from paceline.base import launched
 from paceline.base.errors import PacelineError, ProcessError
 
 _SCHEDULERS = {"SlurmCluster": "Slurm", "OmpiCluster": "OpenMPI", "K8sCluster": "Kubernetes"}
+_COUNTS = {"OMPI_COMM_WORLD_SIZE": "OpenMPI", "PMI_SIZE": "MPI", "SLURM_STEP_NUM_TASKS": "Slurm"}
+"""Where starters of processes say how many they started."""
+_POD_INDEX = "JOB_COMPLETION_INDEX"
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Membership:
             return None
         if visible < (place + 1) * wanted:
             raise ProcessError(
-                what=f"process {self.index} is number {place} on its machine and takes {wanted} GPUs, but {visible} "
-                "are visible",
+                what=f"as number {place} on its machine it takes the GPUs {place * wanted} to "
+                f"{(place + 1) * wanted - 1}, but {visible} are visible",
                 why="two processes would share a GPU",
                 fix="start fewer processes on a machine, or use --devices-per-process with a smaller number",
             )
@@ -142,12 +145,15 @@ def _from_scheduler(devices_per_process: int | None) -> Membership | None:
     """What JAX's own detection finds: its classes are asked for the values only, so that the meeting is ours."""
     from jax._src import clusters  # its public form, jax.distributed.initialize, does not tell what it found
 
-    known = [kind for kind in clusters.ClusterEnv._cluster_types if kind.__name__ in _SCHEDULERS]
-    found = next((kind for kind in known if kind.is_env_present()), None)
-    if found is None or found.get_process_count() == 1:
-        return None
-    name = _SCHEDULERS[found.__name__]
+    name = "the scheduler"
     try:
+        known = [kind for kind in clusters.ClusterEnv._cluster_types if _is_known(kind)]
+        found = next((kind for kind in known if kind.is_env_present()), None)
+        if found is None:
+            return _refuse_unknown(os.environ)
+        name = _SCHEDULERS[found.__name__]
+        if found.get_process_count() == 1:
+            return None
         address = found.get_coordinator_address(
             timeout_secs=60, override_coordinator_port=os.environ.get("JAX_COORDINATOR_PORT")
         )
@@ -163,6 +169,32 @@ def _from_scheduler(devices_per_process: int | None) -> Membership | None:
             why="each would train alone, on all of the data",
             fix="give --coordinator HOST:PORT, --num-processes P and --process-index I yourself",
         ) from error
+
+
+def _is_known(kind: type) -> bool:
+    """Whether JAX's class is asked. Any pod of Kubernetes may hold a run of one process; an indexed job says more."""
+    return kind.__name__ in _SCHEDULERS and (kind.__name__ != "K8sCluster" or _POD_INDEX in os.environ)
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Raises: ProcessError: one of several processes, whose scheduler JAX does not know or cannot ask."""
+    for variable, name in _COUNTS.items():
+        if environment.get(variable, "1") not in ("", "0", "1"):
+            what = f"{name} started {environment[variable]} processes ({variable}), but JAX cannot tell where they meet"
+            break
+    else:
+        if _POD_INDEX not in environment or "KUBERNETES_SERVICE_HOST" not in environment:
+            return
+        what = (
+            f"this is a pod of an indexed job ({_POD_INDEX}), and Python's package kubernetes is not there to ask for"
+        )
+        what += " the others"
+    raise ProcessError(
+        what=what,
+        why="each would train alone, on all of the data",
+        fix="give --coordinator HOST:PORT, --num-processes P and --process-index I, or --num-processes 1 for a run of "
+        "its own; paceline launch does it for you",
+    )
 
 
 def split_address(address: str, origin: str = "arguments") -> tuple[str, int]:

@@ -9,6 +9,7 @@ Invariant: nothing here waits without a limit, and a process that is waited for 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -16,6 +17,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from typing import Any, NoReturn
 import jax
 
 from paceline.base.errors import DeviceError, PacelineError, PeerError, error_from
+from paceline.base.exits import INTERRUPTED, TERMINATED
 from paceline.base.units import format_duration
 from paceline.topology.early_use import early_use
 from paceline.topology.membership import Membership, find_membership, visible_gpus
@@ -32,7 +35,8 @@ from paceline.topology.peers import PeerMonitor
 from paceline.topology.rendezvous import meet
 
 EXCHANGE_TIMEOUT_S = 120.0
-_SHUTDOWN_S = 30
+_SHUTDOWN_S = 3600
+"""How long a process that ended waits for the others, which may have more to do; a dead one is noticed long before."""
 _LAST_S = 0.3
 """Process 0 holds the service that all are connected to: it ends last, or the others end with a C++ trace."""
 
@@ -45,7 +49,7 @@ class Processes:
       index: of this process.
       count: P.
       machines: where each runs, by index.
-      monitor: watches the others; None in a run of one process.
+      monitor: watches the others; None in a run of one process, and where JAX was joined without Paceline.
     """
 
     index: int = 0
@@ -53,6 +57,7 @@ class Processes:
     machines: tuple[str, ...] = ()
     monitor: PeerMonitor | None = None
     _client: Any = None
+    _error: str = ""
     _numbers: dict[str, itertools.count[int]] = field(default_factory=lambda: defaultdict(itertools.count))
 
     @property
@@ -120,14 +125,28 @@ class Processes:
         if not self.several:
             return True
         own = f"{type(error).__name__}: {error}"
+        self.ends_with(own)
         try:
             said = self.exchange("error", own, timeout_s=3.0)
         except (PeerError, jax.errors.JaxRuntimeError):
             return False
         same = all(text == own for text in said)
+        if same and self.monitor is not None:
+            self.monitor.finish()  # nobody need be told what all know
         if same and self.index == 0:
             time.sleep(_LAST_S)
         return same
+
+    def ends_with(self, error: str) -> None:
+        """This process is about to end with an error of its own, whatever becomes of the others."""
+        self._error = error
+        if self.monitor is not None:
+            self.monitor.look_away()
+
+    def tell_end(self) -> None:
+        """Tell the others that this process ends with an error, so that they need not wait for it in vain."""
+        if self.monitor is not None:
+            self.monitor.fail(self._error or "its exit code says so")
 
 
 _current: Processes = Processes()
@@ -183,14 +202,15 @@ def initialize(
         return processes()
     if membership is None:
         return _current
-    _check_unused(membership)
-    machines = meet(membership, timeout_s=join_timeout_s)
+    machines = meet(membership, timeout_s=join_timeout_s, problem=_problem(membership))
     _start_jax(membership, peer_timeout_s)
     client = _coordination_client()
     monitor = PeerMonitor(client, membership.index, machines=machines, timeout_s=peer_timeout_s)
     _current = Processes(membership.index, membership.num_processes, tuple(machines), monitor, client)
     monitor.start()
     sys.excepthook = _end_at_once
+    # Before JAX's own, which waits for the others without telling them.
+    atexit.register(leave, 0)
     return _current
 
 
@@ -219,13 +239,20 @@ def _simulate(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
-def _check_unused(membership: Membership) -> None:
+def _problem(membership: Membership) -> PacelineError | None:
+    """Why this process cannot join, known before it meets the others, so that all of them end with it."""
     from jax._src import xla_bridge  # jax.distributed asks it too
 
-    if not xla_bridge.backends_are_initialized():
-        return
+    try:
+        membership.gpus(visible_gpus())
+    except PacelineError as error:
+        return error
+    return _used_early(membership) if xla_bridge.backends_are_initialized() else None
+
+
+def _used_early(membership: Membership) -> DeviceError:
     place = early_use(sys._getframe(2))
-    raise DeviceError(
+    return DeviceError(
         what=f"a device was used before the {membership.num_processes} processes of this run were joined"
         + (f": {place.file}:{place.line}: {place.code}" if place else ""),
         why="JAX fixes its devices at the first use, so this process would never see those of the others",
@@ -244,32 +271,36 @@ def leave(code: int) -> int:
     """End this process's part in the run; returns the exit code, or ends the process at once.
 
     After an error the others may be waiting in a collective: then Python's usual end would wait for them in JAX's
-      shutdown
-    barrier, so the process ends without it.
+    shutdown barrier, so the process ends without it.
     """
     own = _current
     if not own.several:
         return code
-    if code != 0 and code not in (130, 143):
+    if code not in (0, INTERRUPTED, TERMINATED):
         exit_now(code)
     if own.monitor is not None:
-        own.monitor.stop()
+        own.monitor.finish()
     try:
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError:  # a peer has gone meanwhile; this process has done its part
         exit_now(code)
+    if own.monitor is not None:
+        own.monitor.stop()
     return code
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for its peers."""
+    """Tell the peers, then end the process without waiting for them."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a closed pipe must not keep the process
             stream.flush()
+    if code != 0:
+        _current.tell_end()
     os._exit(code)
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What Python does for an exception that nobody caught, then an end that waits for nobody."""
+    _current.ends_with("".join(traceback.format_exception_only(kind, error)).strip())
     sys.__excepthook__(kind, error, trace)
-    exit_now(getattr(error, "exit_code", 130 if issubclass(kind, KeyboardInterrupt) else 1))
+    exit_now(getattr(error, "exit_code", INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1))

@@ -131,9 +131,7 @@ def run_facts(
 def program_facts(lowered: jax.stages.Lowered) -> dict[str, Any]:
     """The step program, in which every host value that the task closed over is a constant."""
     return {
-        "the step's program (host values in it, such as a learning rate, differ)": _digest(
-            lowered.as_text().encode()
-        )
+        "the step's program (host values in it, such as a learning rate, differ)": _digest(lowered.as_text().encode())
     }
 
 

@@ -245,7 +245,8 @@ def _different_start(found: Sequence[Divergence]) -> ProcessError:
     return ProcessError(
         what=f"the processes begin with different states: {found[0]}{_and_more(found)}",
         why="each would train a model of its own on gradients that all of them share",
-        fix="make parameters and model state from the seed and from the same files in every process: no unseeded random "
+        fix="make parameters and model state from the seed and from the same files in every process: no unseeded "
+        "random "
         "numbers, no clock, no process index",
     )
 

@@ -79,9 +79,9 @@ class Fit:
             raise
         except BaseException as error:
             lost = lost_peer(error, processes())
-            position.failed(lost or error)
             if lost is not None:
                 raise lost from error
+            position.failed(error)
             raise
 
     def _run(
@@ -125,7 +125,7 @@ class Fit:
             )  # fmt: skip
             ended = functools.partial(
                 _ended, loop, plan, document=document, recorder=recorder, compile_s=compile_s, start_s=start_s,
-                skipped_before=begun.skipped, folder=folder, said=begun.said,
+                skipped_before=begun.skipped, restore_s=begun.restore_s, folder=folder, said=begun.said,
             )  # fmt: skip
             try:
                 state = loop.run(state, first)
@@ -141,7 +141,9 @@ class Fit:
     def _begin(self, state: TrainState, data: Any, options: FitOptions) -> _Begun:
         """Where the run begins, and that all processes begin the same one."""
         spec = self.step.spec
+        start_s = time.perf_counter()
         resumed = resume(state, options.run, how=options.resume, spec=spec, processes=processes())
+        restore_s = 0.0 if resumed is None else time.perf_counter() - start_s
         if resumed is not None:
             state = resumed.state
         start = Start(scalar(state.step), 0 if resumed is None else resumed.done)
@@ -155,7 +157,7 @@ class Fit:
         if processes().several:
             facts = run_facts(spec, options, identity=identity, start=start, source=as_source(data), rng=state.rng)
             agree(processes(), facts, name="run")
-        return _Begun(state, start, plan, identity, resumed, skipped)
+        return _Begun(state, start, plan, identity, resumed, restore_s, skipped)
 
     def plan(self, data: Any, options: FitOptions, *, start: Start) -> RunPlan:
         """The batches of the run."""
@@ -244,6 +246,7 @@ class _Begun:
     plan: RunPlan
     identity: RunIdentity
     resumed: Resumed | None
+    restore_s: float
     skipped: int
 
     @property
@@ -297,13 +300,13 @@ def _store(options: Checkpoints | None, folder: RunFolder | None, progress: Prog
 
 def _ended(
     loop: Loop, plan: RunPlan, *, document: Mapping[str, Any], recorder: EventSink, compile_s: float, start_s: float,
-    skipped_before: int, folder: RunFolder | None, said: tuple[str, ...], together: bool,
+    skipped_before: int, restore_s: float, folder: RunFolder | None, said: tuple[str, ...], together: bool,
 ) -> Report:  # fmt: skip
     """The report, written down; `together` says that the other processes are at the same place."""
     team = processes()
     report = make_report(
         loop, plan, document=document, recorder=recorder, compile_s=compile_s, total_s=time.perf_counter() - start_s,
-        skipped_before=skipped_before, folder=folder, said=said,
+        skipped_before=skipped_before, restore_s=restore_s, folder=folder, said=said,
         stragglers=_stragglers(loop) if together and team.several else None,
     )  # fmt: skip
     recorder.close(report.stopped)

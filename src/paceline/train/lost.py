@@ -5,6 +5,8 @@ Owns: what JAX raises in a process whose peer died in a collective, turned into 
 
 from __future__ import annotations
 
+import socket
+
 import jax
 
 from paceline.base.errors import PeerError
@@ -23,9 +25,18 @@ def lost_peer(error: BaseException, processes: Processes) -> PeerError | None:
         return None
     first_line = text.strip().splitlines()[0][:200]
     return PeerError(
-        what=f"process {processes.index} lost another process in the middle of a step ({first_line})",
+        what=f"process {processes.index} on {socket.gethostname()} lost {_names(processes)} in the middle of a step "
+        f"({first_line})",
         why="a step needs all of them; that process died or the network broke",
         fix="look at the output of the process that ended first; the run goes on from its last checkpoint with "
         "--resume (paceline "
         "launch --max-restarts does so by itself)",
     )
+
+
+def _names(processes: Processes) -> str:
+    """Who was lost. Of several, those without a sign of life in the next second and a half."""
+    missing = [1 - processes.index] if processes.count == 2 else []
+    if processes.count > 2 and processes.monitor is not None:
+        missing = processes.monitor.missing()
+    return ", ".join(f"process {peer} ({processes.machine(peer)})" for peer in missing) or "another process"

@@ -41,7 +41,7 @@ def written(report: Report, folder: RunFolder | None) -> Report:
 
 def make_report(
     loop: Loop, plan: RunPlan, *, document: Mapping[str, Any], recorder: EventSink, compile_s: float, total_s: float,
-    skipped_before: int, folder: RunFolder | None, said: tuple[str, ...], stragglers: StragglerReport | None,
+    skipped_before: int, restore_s: float, folder: RunFolder | None, said: tuple[str, ...], stragglers: StragglerReport | None,
 ) -> Report:  # fmt: skip
     """The report of a run that ended, however it did."""
     result = loop.result
@@ -82,6 +82,7 @@ def make_report(
         checkpoints=loop.checkpoints.count,
         checkpoint_s=loop.checkpoints.saved_s,
         resumed_at=document["counts"]["resumed_at"],
+        restore_s=restore_s,
         stragglers=stragglers,
         run_folder=None if folder is None else str(folder.path),
     )

@@ -18,7 +18,7 @@ class Position:
         self._status = open_status()
         monitor = processes().monitor
         if monitor is not None:
-            monitor.where = lambda: f"step {self.step} ({self.phase})"
+            monitor.where = self._where
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         """Begin a phase; `step` updates are complete (default: as before)."""
@@ -33,4 +33,9 @@ class Position:
 
     def failed(self, error: BaseException) -> None:
         """This process ends with an error of its own."""
+        self.phase = "failed"
         self._status.failed(f"{type(error).__name__}: {error}")
+
+    def _where(self) -> str:
+        """For the heartbeat; behind the last step nobody waits for this process."""
+        return "" if self.phase in ("end", "failed") else f"step {self.step} ({self.phase})"

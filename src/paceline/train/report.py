@@ -51,6 +51,7 @@ class Report:
       checkpoints: how many this call saved.
       checkpoint_s: seconds that the loop spent on saving.
       resumed_at: step of the checkpoint that the run went on from, or None.
+      restore_s: seconds of reading that checkpoint.
       stragglers: the slowest process and what it costs; None in a run of one.
     """
 
@@ -83,6 +84,7 @@ class Report:
     checkpoints: int = 0
     checkpoint_s: float = 0.0
     resumed_at: int | None = None
+    restore_s: float = 0.0
     stragglers: StragglerReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,7 +119,11 @@ class Report:
         return text + (f", in {self.accumulation} microbatches" if self.accumulation > 1 else "")
 
     def _checkpoints(self) -> str:
-        resumed = "" if self.resumed_at is None else f"resumed from step {self.resumed_at:,}"
+        resumed = (
+            ""
+            if self.resumed_at is None
+            else f"resumed from step {self.resumed_at:,} in {format_duration(self.restore_s)}"
+        )
         saved = (
             f"{self.checkpoints:,} saved in {format_duration(self.checkpoint_s)} of the loop"
             if self.checkpoints

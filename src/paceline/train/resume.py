@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax
 
 from paceline.base.errors import CheckpointError, OptionError
+from paceline.checkpoint.files import step_folders
 from paceline.checkpoint.reading import restore
 from paceline.engine.placement import is_placed
 from paceline.engine.state import TrainState, drop_device_axis, place_state
@@ -104,11 +105,8 @@ def _check(run: object, how: object) -> None:
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    """Whether a run lies there that has saved something, or tried to."""
-    checkpoints = folder / "checkpoints"
-    return (folder / RUN_FILE).is_file() and checkpoints.is_dir() and any(
-        child.name.split(".")[0].isdigit() for child in checkpoints.iterdir()
-    )  # fmt: skip
+    """Whether a run lies there that has saved something: one that was killed in its first save has not."""
+    return (folder / RUN_FILE).is_file() and bool(step_folders(folder / "checkpoints"))
 
 
 def _single_shapes(state: TrainState, spec: StepSpec) -> Any:
