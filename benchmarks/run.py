@@ -25,7 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.measure import Row, machine, row_from_dict, say  # noqa: E402 - needs the path above
 
 BENCHMARKS = (
-    "startup", "loop_overhead", "tutorial_loop", "handwritten", "input_wait", "audit", "saving", "checkpoint", "processes",
+    "startup", "loop_overhead", "tutorial_loop", "handwritten", "input_wait", "audit", "saving", "checkpoint",
+    "processes",
 )  # fmt: skip
 
 _PAGE = """\

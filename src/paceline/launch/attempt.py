@@ -179,13 +179,14 @@ class Attempt:
         first = first_failing(self._children)
         assert first is not None, "a failure without a process that failed"
         failure = failure_of(first)
-        words = f"process {first.index} failed{whereabouts(first)}: {ending(first)}"
+        ended = "ended" if failure.exit_code in _SAVED else "failed"
+        words = f"process {first.index} {ended}{whereabouts(first)}: {ending(first)}"
         self._tell_failure(first, failure, words)
         return self._ended("failed", failure.exit_code, words, failure)
 
     def _tell_failure(self, first: Child, failure: Failure, words: str) -> None:
         shown, held = self._shown, self._screen.rest()
-        above = shown is not None and failure.error == error_in(shown.log, shown.log_start)
+        above = bool(failure.error) and shown is not None and failure.error == error_in(shown.log, shown.log_start)
         if not above:  # what process 0 says of a peer that it lost would hide the cause
             text = held.decode("utf-8", "surrogateescape")
             held = text[: error_offset(text)].encode("utf-8", "surrogateescape")

@@ -34,7 +34,8 @@ from paceline.topology.membership import Membership, find_membership, visible_gp
 from paceline.topology.peers import PeerMonitor
 from paceline.topology.rendezvous import meet
 
-EXCHANGE_TIMEOUT_S = 120.0
+EXCHANGE_TIMEOUT_S = 1800.0
+"""How far processes may be apart, for example while each loads its data. One that died is noticed long before."""
 _SHUTDOWN_S = 3600
 """How long a process that ended waits for the others, which may have more to do; a dead one is noticed long before."""
 _LAST_S = 0.3

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paceline.base.errors import DataError, OptionError, StateError
+from paceline.base.errors import DataError, OptionError, RunFolderError, StateError
 from paceline.base.units import format_count, format_duration
 from paceline.checkpoint.store import Store
 from paceline.data.batch import HostBatch
@@ -52,9 +52,6 @@ from paceline.train.report import Report
 from paceline.train.resume import Resumed, resume, single_to_save
 from paceline.train.stragglers import StragglerReport, compare
 from paceline.train.votes import Votes
-
-_SLOWEST_INPUT_S = 1800.0
-"""How long a process may take for one batch of a stream while the others wait; one that died is noticed long before."""
 
 
 StartEvaluation = Callable[..., Evaluation | None]
@@ -170,7 +167,7 @@ class Fit:
         own, team = self.placer.share, processes()
         peers = None
         if team.several and not own.whole:
-            exchange = functools.partial(team.exchange, "batch", timeout_s=_SLOWEST_INPUT_S)
+            exchange = functools.partial(team.exchange, "batch")
             peers = StreamPeers(exchange, shares_by_process(self.step.spec.mesh), index=team.index)
         reading = Reading(self.step.spec.parallel.accumulation, own, peers)
         return plan_run(data, options.data, reading=reading, start=start)
@@ -279,7 +276,14 @@ def _folder(options: FitOptions, document: Mapping[str, Any], *, is_resumed: boo
         return str(folder.path)
 
     path = processes().by_first("run folder", make)
-    return RunFolder.open(path)
+    try:
+        return RunFolder.open(path)
+    except RunFolderError as error:
+        raise RunFolderError(
+            what=f"process {processes().index} does not see the run folder {path!r} that process 0 made: {error.what}",
+            why="events and checkpoints of all processes lie in it",
+            fix="choose a folder on a file system that all machines share, with --run",
+        ) from error
 
 
 def _recorder(folder: RunFolder | None, first_step: int) -> EventSink:

@@ -41,7 +41,8 @@ def written(report: Report, folder: RunFolder | None) -> Report:
 
 def make_report(
     loop: Loop, plan: RunPlan, *, document: Mapping[str, Any], recorder: EventSink, compile_s: float, total_s: float,
-    skipped_before: int, restore_s: float, folder: RunFolder | None, said: tuple[str, ...], stragglers: StragglerReport | None,
+    skipped_before: int, restore_s: float, folder: RunFolder | None, said: tuple[str, ...],
+    stragglers: StragglerReport | None,
 ) -> Report:  # fmt: skip
     """The report of a run that ended, however it did."""
     result = loop.result

@@ -42,14 +42,13 @@ class StragglerReport:
 
     def __str__(self) -> str:
         if self.cost_share < _WORTH_NAMING:
-            return f"none holds up the others (the slowest, process {self.process}, by "
-            f"{format_percent(self.cost_share)})"
+            share = format_percent(self.cost_share)
+            return f"none holds up the others (the slowest, process {self.process}, by {share})"
         own = self.own_s[self.process][self.cause]
         median = statistics.median_low(entry[self.cause] for entry in self.own_s)
         return (
             f"process {self.process} ({self.machine}) is the slowest: {format_duration(own)} {_WORDS[self.cause]} "
-            "against "
-            f"{format_duration(median)} in the median; it costs {format_percent(self.cost_share)} of the time"
+            f"against {format_duration(median)} in the median; it costs {format_percent(self.cost_share)} of the time"
         )
 
 

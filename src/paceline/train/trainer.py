@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import optax
 
-from paceline.base.errors import SchemeError, StateError
+from paceline.base.errors import DeviceError, SchemeError, StateError
 from paceline.check.replication import check_step
 from paceline.data.batch import Remainder
 from paceline.data.feed import Feed
@@ -41,7 +41,7 @@ from paceline.engine.usercode import user_code
 from paceline.tasks.task import Task
 from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
-from paceline.topology.mesh import data_mesh, local_positions, put, replicated
+from paceline.topology.mesh import data_mesh, put, replicated
 from paceline.topology.processes import processes
 from paceline.train.agreement import agree, program_facts
 from paceline.train.audit import AuditOptions, OnDivergence
@@ -83,7 +83,7 @@ class Trainer:
         check_task(task, optimizer, caller="paceline.Trainer")
         self.mesh = data_mesh(choose_devices(devices))
         self.parallel = parallel or Parallel()
-        _check_scheme(self.parallel, self.mesh)
+        _check_processes(self.parallel, self.mesh)
         spec = StepSpec(task, optimizer, self.parallel, self.mesh, schedule)
         self._step = StepFunction(spec, check=check_step, check_program=_agree_on_program)
         self.spec = self._step.spec
@@ -293,8 +293,18 @@ class Trainer:
         return self.single(dataclasses.replace(state, **unread))
 
 
-def _check_scheme(parallel: Parallel, mesh: jax.sharding.Mesh) -> None:
-    if parallel.scheme == "pmap" and len(local_positions(mesh)) < mesh.size:
+def _check_processes(parallel: Parallel, mesh: jax.sharding.Mesh) -> None:
+    """Raise for what cannot be done in a run of several processes."""
+    here = {device.process_index for device in mesh.devices.flat}
+    absent = sorted(set(range(jax.process_count())) - here)
+    if absent:
+        raise DeviceError(
+            what=f"the {mesh.size} devices of the run leave out process{'es' if len(absent) > 1 else ''} "
+            + ", ".join(map(str, absent)),
+            why="every process takes part in every step",
+            fix="leave --devices out to train on all devices, or start fewer processes",
+        )
+    if parallel.scheme == "pmap" and len(here) > 1:
         raise SchemeError(
             what="scheme='pmap' in a run of several processes",
             why="jax.pmap takes only the arrays of its own process there, so state and checks would be those of a part",
