@@ -97,3 +97,10 @@ def test_a_process_that_does_not_answer_is_named_within_the_limit(found):
     assert "process 1 said nothing" in one["failure"]
     assert "log of process 1" in one["failure"]
     assert one["left"] == []
+
+
+def test_a_save_that_waits_for_a_dead_process_can_be_given_up(found):
+    """The default limit is ten minutes; `close(give_up=True)` ends within seconds."""
+    (one, _) = found["silent"]
+    assert one["given_up"]["soon"]
+    assert "before it was given up" in one["given_up"]["failure"]

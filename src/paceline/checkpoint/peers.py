@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import time
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from jax._src import distributed
 from paceline.base.errors import PeerError
 
 LIMIT_S = 600.0
+_SLICE_S = 0.5
 
 _CONVERSATIONS = itertools.count()
 
@@ -35,6 +38,7 @@ class Peers:
         self._topic, self._limit_s = topic, limit_s
         self._key = f"paceline/{next(_CONVERSATIONS)}/{topic.replace(' ', '-')}"
         self._spoken: list[str] = []
+        self._given_up = threading.Event()
 
     def exchange(self, label: str, word: Any) -> list[Any]:
         """What every process said under this label, by process; JSON-ready data. A label is used once.
@@ -54,13 +58,25 @@ class Peers:
         self._spoken.append(f"{key}/{self.index}")
         return said
 
+    def give_up(self) -> None:
+        """Wait for nobody any more: whoever waits, in any thread, gets a PeerError within a second."""
+        self._given_up.set()
+
     def _hear(self, client: Any, key: str) -> Any:
-        try:
-            return json.loads(client.blocking_key_value_get(key, int(self._limit_s * 1e3)))
-        except jax.errors.JaxRuntimeError as error:
-            process = key.rpartition("/")[2]
-            raise PeerError(
-                what=f"process {process} said nothing about {self._topic} within {self._limit_s:.0f} s",
-                why="a checkpoint is the work of all processes: without that one it is not complete",
-                fix=f"look into the log of process {process}; if its disk is slow, save less often",
-            ) from error
+        deadline_s = time.monotonic() + self._limit_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return json.loads(client.blocking_key_value_get(key, int(1e3 * max(min(left_s, _SLICE_S), 0.001))))
+            except jax.errors.JaxRuntimeError as error:
+                # Anything but a timeout means that the service itself is gone.
+                if left_s <= _SLICE_S or self._given_up.is_set() or "DEADLINE_EXCEEDED" not in str(error):
+                    raise self._silence(key.rpartition("/")[2]) from error
+
+    def _silence(self, process: str) -> PeerError:
+        when = "before it was given up" if self._given_up.is_set() else f"within {self._limit_s:.0f} s"
+        return PeerError(
+            what=f"process {process} said nothing about {self._topic} {when}",
+            why="a checkpoint is the work of all processes: without that one it is not complete",
+            fix=f"look into the log of process {process}; if its disk is slow, save less often",
+        )

@@ -142,8 +142,14 @@ class Store:
         if self._last is not None:
             self._last.result()
 
-    def close(self) -> None:
-        """`wait`, and end the thread. A folder in which nothing was saved goes."""
+    def close(self, *, give_up: bool = False) -> None:
+        """`wait`, and end the thread. A folder in which nothing was saved goes.
+
+        Args:
+          give_up: another process is known to be dead: a save that waits for it fails at once.
+        """
+        if give_up:
+            self._peers.give_up()
         self.wait()
         self._pool.shutdown()
         if self._first:

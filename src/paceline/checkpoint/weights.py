@@ -74,7 +74,7 @@ def import_weights(path: str | os.PathLike[str], like: Any) -> Any:
 
 def export_checkpoint(
     folder: str | os.PathLike[str], path: str | os.PathLike[str], *, step: int | None = None, ema: bool = False
-) -> None:
+) -> int | None:
     """Write the parameters of a checkpoint to a safetensors file, as `export_weights` does. No model is needed.
 
     Args:
@@ -82,7 +82,7 @@ def export_checkpoint(
       path: of the file.
       step: which one; None: the latest that is sound.
       ema: the moving average of the parameters instead.
-
+    Returns: the step of the checkpoint, as far as its folder tells.
     Raises: CheckpointError: no checkpoint is there or sound, it has no such leaves, or the file cannot be written.
     """
     problems = []
@@ -95,7 +95,7 @@ def export_checkpoint(
             problems.append(f"{candidate}: {error}")
             continue
         _write(held, Path(os.path.expanduser(path)))
-        return
+        return candidate.step
     raise CheckpointError(
         what=f"no checkpoint in {os.fspath(folder)!r} is sound: {'; '.join(problems) or 'none is complete'}",
         why="weights of wrong numbers would be used without a word",

@@ -115,6 +115,8 @@ class RunFolder:
         """Takes away the files of a run that made no step, and the folder if nothing else lies in it."""
         for file in (self.run_file, *self.path.glob("events-*.jsonl")):
             file.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none, or it holds something
+            self.checkpoints.rmdir()
         with suppress(OSError):  # somebody else's file lies in it
             self.path.rmdir()
 

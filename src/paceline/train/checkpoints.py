@@ -146,9 +146,9 @@ class RunCheckpoints:
         return None if self._store is None else self._store.failure
 
     def begin(self, state: TrainState) -> None:
-        """Prepare the first save in the background."""
+        """Prepare the first save in the background, best while the step compiles."""
         if self._store is not None:
-            self._store.prepare(self._shapes(state))
+            self._store.prepare(self._single(state))
 
     def is_time(self) -> bool:
         """Whether so many minutes have passed."""
@@ -205,6 +205,3 @@ class RunCheckpoints:
         if self.failure is None:
             return []
         return [f"{self.failure.what}; {format_count(self.count, 'checkpoint')} saved by this call"]
-
-    def _shapes(self, state: TrainState) -> Any:
-        return self._single(state)

@@ -53,7 +53,6 @@ from paceline.train.resume import Resumed, resume, single_to_save
 from paceline.train.stragglers import StragglerReport, compare
 from paceline.train.votes import Votes
 
-
 StartEvaluation = Callable[..., Evaluation | None]
 """``(state, data, *, batch, step, stop)``; None if `stop` gave it up."""
 
@@ -106,19 +105,20 @@ class Fit:
             for text in begun.said:
                 progress.message(text)
                 recorder.notice(begun.start.step, text)
+            store = stack.enter_context(_store(options.checkpoints, folder, progress))
+            checkpoints = RunCheckpoints(
+                options.checkpoints or Checkpoints(), store, single=single_to_save(self.step.spec),
+                meta=begun.meta(document), recorder=recorder, progress=progress,
+                resumed_at=None if resumed is None else resumed.step,
+            )  # fmt: skip
             position.enter("compile")
             with _discarding(None if resumed is not None else folder, recorder):
+                checkpoints.begin(state)
                 compiled, compile_s = self._compile(state, first, progress)
-            store = stack.enter_context(_store(options.checkpoints, folder, progress))
             loop = self._loop(
                 compiled, feed, plan, options, recorder=recorder, progress=progress, position=position,
                 result=LoopResult(begun.start.step, begun.start.step, skipped=begun.skipped),
-                guard=stack.enter_context(InterruptGuard()),
-                checkpoints=RunCheckpoints(
-                    options.checkpoints or Checkpoints(), store, single=single_to_save(self.step.spec),
-                    meta=begun.meta(document), recorder=recorder, progress=progress,
-                    resumed_at=None if resumed is None else resumed.step,
-                ),
+                guard=stack.enter_context(InterruptGuard()), checkpoints=checkpoints,
             )  # fmt: skip
             ended = functools.partial(
                 _ended, loop, plan, document=document, recorder=recorder, compile_s=compile_s, start_s=start_s,
@@ -298,8 +298,11 @@ def _store(options: Checkpoints | None, folder: RunFolder | None, progress: Prog
     store = Store(folder.checkpoints, keep=options.keep, best=options.best, say=progress.message)
     try:
         yield store
-    finally:
-        store.close()
+    except BaseException:
+        # The others may be gone: a save that waits for them is given up. Alone, what was begun is finished.
+        store.close(give_up=processes().several)
+        raise
+    store.close()
 
 
 def _ended(

@@ -128,7 +128,6 @@ class Loop:
         follows_step = False
         last_evaluated = -1
         self.audits.begin(state, result.step, at_once=self.votes.several)
-        self.checkpoints.begin(state)
         for batch, wait_s in self._batches(first):
             self.position.enter("step")
             state, metrics = self.call(state, batch.data, batch.valid)

@@ -57,9 +57,10 @@ def compare(processes: Processes, own: dict[str, float], *, total_s: float) -> S
 
     Args:
       own: seconds that the devices of this process waited for it, by cause.
-      total_s: of all steps.
+      total_s: of all steps, by the clock of this process; that of process 0 counts.
     """
-    heard = [json.loads(text) for text in processes.exchange("own times", json.dumps(own))]
+    said = [json.loads(text) for text in processes.exchange("own times", json.dumps([own, total_s]))]
+    heard, total_s = [entry for entry, _ in said], said[0][1]
     sums = [sum(entry.values()) for entry in heard]
     slowest = max(range(len(heard)), key=lambda index: sums[index])
     # The lower median: of two processes it is the faster one, which shows what the run could need.
