@@ -89,3 +89,14 @@ def test_a_number_that_is_none_is_refused_before_joining(flag, value):
     with pytest.raises(OptionError) as caught:
         several.join(["linear", flag, value])
     assert f"{flag} {value}" in caught.value.what
+
+
+def test_of_several_processes_the_first_writes_the_report(monkeypatch, tmp_path):
+    """`--json` names one file, and every process runs the same command."""
+    file = tmp_path / "out.json"
+    monkeypatch.setenv(launched.PROCESS_INDEX, "1")
+    assert main(["doctor", "no_such_file.py", "--json", str(file)]) == 2
+    assert not file.exists()
+    monkeypatch.setenv(launched.PROCESS_INDEX, "0")
+    assert main(["doctor", "no_such_file.py", "--json", str(file)]) == 2
+    assert "no_such_file.py" in file.read_text()

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import PacelineError
-from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, reporting, run_shape, target_of
+from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
 from paceline.cli.options import find_value
+from paceline.cli.reporting import reporting
 from paceline.cli.run_options import RunOptions
 from paceline.doctor.finding import Finding, diagnosis, error_finding, not_run
 from paceline.doctor.preflight import preflight

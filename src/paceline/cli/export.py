@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.base.errors import OptionError
-from paceline.cli.job import reporting
 from paceline.cli.options import parse
+from paceline.cli.reporting import reporting
 
 
 @dataclass(frozen=True)

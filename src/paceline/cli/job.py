@@ -7,36 +7,16 @@ Not here: what a command does with the job (`cli.train`, `cli.verify`, `cli.doct
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.base.errors import OptionError, PacelineError, RecipeError
+from paceline.base.errors import OptionError, RecipeError
 from paceline.cli.options import apply_config, early_value, find_value, parse, read_config
 from paceline.engine.usercode import user_code
 from paceline.recipes.find import SHIPPED
 from paceline.recipes.recipe import Job, Recipe, RunShape
-from paceline.telemetry.document import write_document
 from paceline.topology.devices import simulate_devices
 
 Options = TypeVar("Options")
-
-
-def reporting(arguments: list[str], command: Callable[[list[str]], tuple[Mapping[str, Any], int]]) -> int:
-    """Run a command that returns a JSON document and an exit code; the document, or the error, goes to ``--json``."""
-    path = early_value(arguments, "json")
-    if path is not None:
-        _check_writable(path)
-    try:
-        document, code = command(arguments)
-    except PacelineError as error:
-        if path is not None:
-            write_document(Path(path), {"error": error.as_dict()})
-        raise
-    if path is not None:
-        write_document(Path(path), dict(document))
-    return code
 
 
 def target_of(arguments: list[str], *, command: str) -> str:
@@ -143,14 +123,3 @@ def _refuse_clash(recipe: Recipe, options: Any) -> None:
                 why="one flag cannot mean both",
                 fix="rename the field; batch, steps, epochs and seed of the run reach build() as its second argument",
             )
-
-
-def _check_writable(path: str) -> None:
-    """Raise OptionError now rather than after the run."""
-    folder = Path(path).absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
-        raise OptionError(
-            what=f"--json {path}: the file cannot be written",
-            why="the report of the run would be lost",
-            fix="choose a file in a folder that exists and that you can write to",
-        )

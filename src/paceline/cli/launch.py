@@ -8,7 +8,6 @@ This module imports no jax: the supervisor must take no device from the processe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import tyro
 
 from paceline.base.errors import OptionError, PacelineError
 from paceline.cli.options import find_value, parse
+from paceline.cli.reporting import check_writable
 from paceline.launch.machine import gpu_count
 from paceline.launch.settings import Launch, check_command, check_numbers
 from paceline.launch.supervisor import run as run_launch
@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
     flags, command = divide(arguments)
     path = find_value(flags, "json")
     if path is not None:
-        _check_writable(path)
+        check_writable(path)
     try:
         document = _launch_or_write(flags, command)
     except PacelineError as error:
@@ -175,14 +175,3 @@ def _refuse_options_without_effect(options: LaunchOptions) -> None:
                 why="it would have no effect",
                 fix=f"remove {flag}{fix}",
             )
-
-
-def _check_writable(path: str) -> None:
-    """Raise OptionError now rather than after the run."""
-    folder = Path(path).absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
-        raise OptionError(
-            what=f"--json {path}: the file cannot be written",
-            why="the report of the run would be lost",
-            fix="choose a file in a folder that exists and that you can write to",
-        )

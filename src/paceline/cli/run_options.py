@@ -129,13 +129,14 @@ class RunOptions:
         names = [field.name for field in dataclasses.fields(Parallel) if field.name != "donate"]
         return Parallel(**{name: getattr(self, name) for name in names})
 
-    def checkpoints(self) -> Checkpoints:
-        """When the run saves.
+    def checkpoints(self) -> Checkpoints | None:
+        """When the run saves; None: never.
 
         Raises: OptionError: ``--checkpoint-every`` is neither updates nor time, a number below 1.
         """
         every, minutes = _every(self.checkpoint_every)
-        return Checkpoints(every, minutes, keep=self.keep, best=self.keep_best, on_failure=self.on_save_failure)
+        options = Checkpoints(every, minutes, keep=self.keep, best=self.keep_best, on_failure=self.on_save_failure)
+        return None if self.checkpoint_every == "off" else options
 
     def resumes(self) -> Resume:
         """Where the run goes on from. Raises: OptionError: neither a step nor one of the words."""
@@ -155,13 +156,13 @@ class RunOptions:
 
 def _every(text: str) -> tuple[int | None, float | None]:
     """Updates, or minutes, between checkpoints."""
-    if text == "off":
+    if text in ("off", "end"):
         return None, None
     found = _EVERY.fullmatch(text.strip())
     if found is None or not float(found[1]) or (not found[2] and "." in found[1]):
         raise OptionError(
             what=f"--checkpoint-every {text}",
             why="a run saves every so many updates, or after so much time",
-            fix="use a number of updates such as 500, a time such as 90s, 10min or 2h, or off",
+            fix="use a number of updates such as 500, a time such as 90s, 10min or 2h, end, or off",
         )
     return (None, float(found[1]) * _MINUTES[found[2]]) if found[2] else (int(found[1]), None)

@@ -125,6 +125,14 @@ def remember_run(path: str) -> None:
         (Path(folder) / _RUN_FILE).write_text(os.path.abspath(path))
 
 
+def is_first() -> bool:
+    """Whether this is process 0, which writes what all have in common."""
+    team = sys.modules.get("paceline.topology.processes")
+    if team is not None and team.processes().several:
+        return team.processes().index == 0
+    return os.environ.get(launched.PROCESS_INDEX, "0") == "0" and not _is_later_task()
+
+
 def speaks(error: PacelineError) -> bool:
     """Whether this process is to print the error: all of them do, unless they end with the same one.
 

@@ -18,7 +18,8 @@ import jax
 from paceline.base.errors import OptionError
 from paceline.base.exits import INTERRUPTED, TERMINATED
 from paceline.checkpoint.weights import import_weights
-from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, reporting, run_shape, target_of
+from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
+from paceline.cli.reporting import reporting
 from paceline.cli.run_options import RunOptions
 from paceline.cli.several import join, launch_folder, remember_run
 from paceline.data.source import BatchStream, Source, as_source

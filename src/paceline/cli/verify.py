@@ -20,8 +20,9 @@ import jax
 from paceline.base.errors import OptionError
 from paceline.check.parity.cases import PLACEMENTS, SCHEMES
 from paceline.check.parity.verify import DEFAULT_SECONDS, verify
-from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, reporting, run_shape, target_of
+from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
 from paceline.cli.options import find_value, read_config
+from paceline.cli.reporting import reporting
 from paceline.engine.parallel import BatchNorm, Parallel, Placement, Precision, ReduceDtype, Scheme
 from paceline.engine.usercode import user_code
 from paceline.recipes.find import find_recipe
