@@ -19,9 +19,13 @@ def blocks(document: str) -> list[tuple[str | None, str]]:
     return [(found["file"], found["code"]) for found in _BLOCK.finditer(text)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tasks.md", "docs/verify.md"])
-def test_the_examples_of_a_document_run_in_order(document, capsys):
+_DOCUMENTS = ["README.md", "docs/tasks.md", "docs/verify.md", "docs/checkpoints.md", "docs/processes.md"]
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS)
+def test_the_examples_of_a_document_run_in_order(document, tmp_path, monkeypatch, capsys):
     """The blocks of one document share their names, as a reader would type them; this process has 8 devices already."""
+    monkeypatch.chdir(tmp_path)  # run folders that examples make
     names: dict[str, object] = {"__name__": "example"}
     code = [code.replace("paceline.simulate_devices(4)", "") for file, code in blocks(document) if file is None]
     assert code, "the document lost its examples"

@@ -60,17 +60,13 @@ def loss(params, batch, rng):
 
 
 def task():
-    return paceline.Job(
-        task=paceline.task(loss, init=init, name="mlp"), optimizer=optax.adam(0.01), data=Points()
-    )
+    return paceline.Job(task=paceline.task(loss, init=init, name="mlp"), optimizer=optax.adam(0.01), data=Points())
 
 
 SCHEMES = {
     "global_view": paceline.Parallel(),
-    "per_device": paceline.Parallel(scheme="per_device"),
+    "per_device": paceline.Parallel(scheme="per_device", accumulation=2),
     "zero1": paceline.Parallel(scheme="per_device", placement="zero1"),
-    "fsdp": paceline.Parallel(placement="fsdp"),
-    "pmap": paceline.Parallel(scheme="pmap", accumulation=2),
 }
 
 

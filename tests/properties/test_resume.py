@@ -111,6 +111,21 @@ def test_ready_batches_that_were_trained_on_are_read_and_left_out(tmp_path):
     assert ids == [(number % 5) * BATCH + (BATCH - 1) / 2 for number in range(STEPS)]
 
 
+def test_batches_that_were_left_out_before_the_break_are_not_counted_again(tmp_path):
+    """A batch of 3 rows ends each pass of 2; broken behind 3 steps of 7: 1 left out before, 2 behind, 3 in one run."""
+    batches = [{name: leaf[first : first + size] for name, leaf in make_rows(35).items()} for first, size in TAILED]
+    trainer, options = make_trainer(), {"checkpoints": Checkpoints(), "seed": 2}
+
+    def dropped(run, steps, resume):
+        state = new_state(trainer)
+        data = paceline.stream(batches)
+        return trainer.fit(state, data, steps=steps, run=tmp_path / run, resume=resume, **options)[1].rows_dropped
+
+    assert [dropped("whole", 7, False), dropped("parts", 3, False), dropped("parts", 7, True)] == [9, 3, 6]
+
+
+TAILED = [(0, 16), (16, 16), (32, 3)]
+
 OTHERS = {
     "fewer devices": {"devices": 2},
     "one device": {"devices": 1, "placement": "replicated"},

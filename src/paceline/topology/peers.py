@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,6 +62,8 @@ class PeerMonitor:
         self._on_lost = on_lost or self._end
         self._stopped = threading.Event()
         self._blind = threading.Event()
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._last_word = ""
         self._setting = threading.Lock()
         self._answered_s = self._advanced_s = time.monotonic()
@@ -74,7 +76,8 @@ class PeerMonitor:
         """Begin to send and to listen."""
         self._answered_s = time.monotonic()
         for target in (self._beat, self._watch):
-            threading.Thread(target=target, name="paceline-peers", daemon=True).start()
+            self._threads.append(threading.Thread(target=target, name="paceline-peers", daemon=True))
+            self._threads[-1].start()
 
     def finish(self) -> None:
         """This process ends as planned: the others need not miss it. It goes on watching them until `stop`."""
@@ -84,10 +87,15 @@ class PeerMonitor:
     def stop(self) -> None:
         """Send and listen no more."""
         self._stopped.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(2.0)  # Python's end would abort the process while a thread is in a call of JAX's client
 
     def look_away(self) -> None:
-        """This process ends by itself, whatever becomes of the others."""
+        """This process ends by itself, whatever becomes of the others. Too late if it is ending for a lost one."""
         self._blind.set()
+        if self._ending.is_set():
+            time.sleep(10.0)
 
     def fail(self, why: str) -> None:
         """Tell the others that this process ends with an error. Process 0 waits until they have heard it, for a while.
@@ -104,14 +112,22 @@ class PeerMonitor:
             time.sleep(0.05)
         self.stop()
 
-    def missing(self) -> list[int]:
-        """Peers without a sign of life for three heartbeats, or that said that they failed. Waits for as long."""
+    def missing(self, *, wait: bool) -> dict[int, str]:
+        """Peers that said that they failed, with their words; if none did, those without a sign of life for three
+        heartbeats, and no words.
+
+        Args:
+          wait: for these heartbeats; else only those that failed are found.
+        """
         before = self._signs()
+        failed = _failures(before)
+        if failed or not wait:
+            return failed
         time.sleep(3 * _BEAT_S)
-        return [
-            peer for peer, sign in self._signs().items()
-            if sign.startswith(_FAILED) or (sign != _ENDED and sign == before.get(peer))
-        ]  # fmt: skip
+        after = self._signs()
+        return _failures(after) or {
+            peer: "" for peer, sign in after.items() if sign != _ENDED and sign == before.get(peer)
+        }
 
     def _key(self, index: int) -> str:
         return f"paceline/alive/{index}"
@@ -229,6 +245,7 @@ class PeerMonitor:
         return f"process {peer} ({self._machines[peer]})"
 
     def _end(self, error: PeerError) -> None:
+        self._ending.set()
         print(f"error: {error}", file=sys.stderr, flush=True)
         if self._index == 0 and len(self._machines) > 2:
             # The others hear it from here: each of them watches process 0 only.
@@ -239,3 +256,7 @@ class PeerMonitor:
             threading.Thread(target=self._say, args=(f"{_FAILED} it lost another process",), daemon=True).start()
             time.sleep(0.1)
         os._exit(LOST_PEER)
+
+
+def _failures(signs: Mapping[int, str]) -> dict[int, str]:
+    return {peer: sign.partition(" ")[2] for peer, sign in signs.items() if sign.startswith(_FAILED)}

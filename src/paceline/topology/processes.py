@@ -303,5 +303,8 @@ def exit_now(code: int) -> NoReturn:
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What Python does for an exception that nobody caught, then an end that waits for nobody."""
     _current.ends_with("".join(traceback.format_exception_only(kind, error)).strip())
-    sys.__excepthook__(kind, error, trace)
+    if isinstance(error, PeerError):  # where this process was then tells nothing
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
     exit_now(getattr(error, "exit_code", INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1))

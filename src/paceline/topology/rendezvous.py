@@ -291,7 +291,8 @@ def _listening(coordinator: str) -> socket.socket:
             what=f"process 0 cannot listen at {coordinator}: "
             + ("the port is taken" if taken else error.strerror or str(error)),
             why="the processes of a run meet there",
-            fix="choose another port with --coordinator HOST:PORT" + (", or stop what listens there" if taken else ""),
+            fix="choose another port with --coordinator HOST:PORT"
+            + (", or stop what listens there, such as a second process 0" if taken else ""),
         ) from error
 
 

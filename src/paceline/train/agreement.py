@@ -10,6 +10,7 @@ another model with gradients of all.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -25,7 +26,7 @@ import jax
 import numpy as np
 
 from paceline.base.errors import ProcessError
-from paceline.data.source import Source
+from paceline.data.source import Source, as_source
 from paceline.data.tree import named_leaves
 from paceline.engine.update import StepSpec
 from paceline.tasks.task import Task
@@ -56,6 +57,7 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
 )
 _SHOWN = 5
+_MOST_FUNCTIONS = 200
 _LONGEST = 120
 
 
@@ -121,11 +123,16 @@ def run_facts(
     }
     facts = {key: value for key, value in _flat(tree).items() if key.rpartition(".")[2] not in _OWN}
     facts["random key"] = np.asarray(jax.random.key_data(rng).addressable_data(0)).tolist()
-    facts["code of the task"] = _task_code(spec.task)
+    facts |= _task_code(spec.task)
     facts["code of paceline"] = _package_code()
     facts["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
     facts |= {name: str(getattr(jax.config, name)) for name in _SETTINGS}
-    return facts | (_sample(source) if isinstance(source, Source) else {})
+    facts |= _sample(source, "data") if isinstance(source, Source) else {}
+    evaluation = None if options.evaluation is None else as_source(options.evaluation)
+    if isinstance(evaluation, Source):
+        facts["evaluation data.rows"] = len(evaluation)
+        facts |= _sample(evaluation, "evaluation data")
+    return facts
 
 
 def program_facts(lowered: jax.stages.Lowered) -> dict[str, Any]:
@@ -135,11 +142,11 @@ def program_facts(lowered: jax.stages.Lowered) -> dict[str, Any]:
     }
 
 
-def _sample(source: Source) -> dict[str, Any]:
+def _sample(source: Source, noun: str) -> dict[str, Any]:
     """Content of the first, the middle and the last row, leaf by leaf."""
     places = sorted({0, len(source) // 2, len(source) - 1})
     read = source.read(np.asarray(places, np.int64))
-    label = "content of the first, middle and last row of the data"
+    label = f"content of the first, middle and last row of the {noun}"
     return {
         f"{label}, leaf {name or 'data'}": _digest(np.ascontiguousarray(leaf).tobytes())
         for name, leaf in named_leaves(read)
@@ -154,13 +161,33 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _task_code(task: Task) -> str:
-    """Digest of the file that defines the loss; a loss that was typed in has none."""
-    try:
-        file = inspect.getsourcefile(inspect.unwrap(task.loss))
-        return _digest(Path(file or "").read_bytes())
-    except (TypeError, OSError):
-        return "unknown"
+def _task_code(task: Task) -> dict[str, str]:
+    """Digests, by name, of the files that define the task's loss and init; code that was typed in has none."""
+    package = str(Path(__file__).parents[1])
+    files = sorted(file for file in _files_of([task.loss, task.init]) if not file.startswith(package))
+    return {f"code of {Path(file).name}": _digest(Path(file).read_bytes()) for file in files if Path(file).is_file()}
+
+
+def _files_of(waiting: list[Any]) -> set[str]:
+    """Files of functions, of those that they close over, and of the classes of callable objects."""
+    files: set[str] = set()
+    seen: list[Any] = []  # keeps what has been looked at alive, so that no other gets its id
+    while waiting and len(seen) < _MOST_FUNCTIONS:
+        item = waiting.pop()
+        if not callable(item) or any(item is known for known in seen):
+            continue
+        seen.append(item)
+        if isinstance(item, functools.partial):
+            waiting += [item.func, *item.args, *item.keywords.values()]
+        elif inspect.ismethod(item):
+            waiting += [item.__func__, item.__self__]
+        elif inspect.isfunction(item):
+            files.add(item.__code__.co_filename)
+            waiting += [getattr(item, "__wrapped__", None), *inspect.getclosurevars(item).nonlocals.values()]
+        else:
+            with contextlib.suppress(TypeError, OSError):  # built in
+                files.add(inspect.getfile(item if inspect.isclass(item) else type(item)))
+    return files
 
 
 @functools.cache

@@ -35,8 +35,14 @@ def lost_peer(error: BaseException, processes: Processes) -> PeerError | None:
 
 
 def _names(processes: Processes) -> str:
-    """Who was lost. Of several, those without a sign of life in the next second and a half."""
-    missing = [1 - processes.index] if processes.count == 2 else []
-    if processes.count > 2 and processes.monitor is not None:
-        missing = processes.monitor.missing()
-    return ", ".join(f"process {peer} ({processes.machine(peer)})" for peer in missing) or "another process"
+    """Who was lost, and its last words. Of several, those without a sign of life in the next second and a half."""
+    missing: dict[int, str] = {}
+    if processes.monitor is not None:
+        missing = processes.monitor.missing(wait=processes.count > 2)
+    if not missing and processes.count == 2:
+        missing = {1 - processes.index: ""}
+    named = [
+        f"process {peer} ({processes.machine(peer)})" + (f", which ended with an error ({words})" if words else "")
+        for peer, words in missing.items()
+    ]
+    return ", ".join(named) or "another process"
