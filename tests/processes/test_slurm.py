@@ -97,7 +97,7 @@ def test_the_written_script_trains_the_same_parameters(slurm, tmp_path):
     program.chmod(0o755)
     run, output, script = tmp_path / "run", tmp_path / "output", tmp_path / "train.sh"
     path = f"{program.parent}:{child_environment()['PATH']}"
-    train = ["paceline", "train", MLP, "--batch", "16", "--steps", "8", "--run", str(run), "--checkpoint-every", "off"]
+    train = ["paceline", "train", MLP, "--batch", "16", "--steps", "8", "--run", str(run), "--checkpoint-every", "end"]
     launch = [str(program), "launch", "-n", "2", "--devices-per-process", "1", "--oversubscribe"]
     subprocess.run(
         [*launch, "--logs", str(tmp_path / "logs"), "--write", "slurm", str(script), "--", *train],

@@ -49,7 +49,7 @@ def export_weights(params: Any, path: str | os.PathLike[str]) -> None:
             raise CheckpointError(
                 what=f"leaf {name!r} lies in parts with several processes",
                 why="this one has only some of it",
-                fix="save a checkpoint, and write its weights with paceline.export_checkpoint",
+                fix="save a checkpoint, and write its weights with paceline export RUN FILE",
             )
         _check_dtype(name, dtype_name(leaf.dtype) if hasattr(leaf, "dtype") else np.asarray(leaf).dtype.name)
         held[name] = np.asarray(leaf)
@@ -111,7 +111,7 @@ def _field(path: Path, field: str, *, source: str) -> dict[str, np.ndarray]:
         raise CheckpointError(
             what=f"{source} has no {field}",
             why="it is not the state of a training run, or was saved without a moving average",
-            fix="leave out ema=True" if field == "ema" else "write them with paceline.export_weights",
+            fix="leave out --ema (ema=True)" if field == "ema" else "write them with paceline.export_weights",
         )
     for name, leaf in chosen.items():
         _check_dtype(name, leaf.dtype)

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from paceline.base import launched
 from paceline.base.errors import OptionError, PacelineError, nearest
 from paceline.base.exits import INTERRUPTED
-from paceline.cli.several import launch_if_asked, leave, speaks
+from paceline.cli.several import launch_if_asked
+from paceline.cli.voice import leave, speaks
 from paceline.telemetry.status import open_status
 
 COMMANDS = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.base.errors import OptionError, PacelineError
 from paceline.cli.options import early_value
-from paceline.cli.several import is_first
+from paceline.cli.voice import is_first
 from paceline.telemetry.document import write_document
 
 

@@ -7,6 +7,7 @@ Not here: target, recipe and options on the command line (`cli.job`), training (
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from datetime import datetime
@@ -128,20 +129,18 @@ def _where(options: RunOptions, run_name: str) -> tuple[str, Resume]:
             why="a new run gets a folder of its own, so there would never be a checkpoint to go on from",
             fix="add --run FOLDER",
         )
-    again = launch_folder.run_of_earlier_attempt()
-    if again is not None:
-        return again, "auto"
 
     def choose() -> str:
-        if options.run is not None:
-            return options.run
-        if resume is False or resume == "auto":
-            return str(default_run_path("runs", run_name, now=datetime.now()))
-        return str(latest_run("runs", run_name))
+        again = launch_folder.run_of_earlier_attempt()
+        if again is not None or options.run is not None:
+            return json.dumps([again or options.run, again is not None])
+        anew = resume is False or resume == "auto"
+        path = default_run_path("runs", run_name, now=datetime.now()) if anew else latest_run("runs", run_name)
+        return json.dumps([str(path), False])
 
-    path = processes().by_first("run path", choose)
+    path, goes_on = json.loads(processes().by_first("run path", choose))
     remember_run(path)
-    return path, resume
+    return path, "auto" if goes_on else resume
 
 
 def _steps_per_epoch(data: Source | BatchStream, shape: RunShape) -> int | None:

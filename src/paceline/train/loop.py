@@ -2,8 +2,9 @@
 
 Owns: the order of things in a run, the time of each step, what is recorded when.
 Not here: mathematics (`engine`), batches (`train.batching`), the words of the report (`train.report`).
-Invariant: a value is fetched only when the device has finished it, except at the last step. What bounds the host is a
-wait for the completion of an older step: `AHEAD` steps are always queued behind it, so the devices never idle for it.
+Invariant: a value is fetched only when the device has finished it, except at the last step and before a save. What
+bounds the host is a wait for the completion of an older step: `AHEAD` steps are always queued behind it, so the devices
+never idle for it.
 With several processes each looks at a step exactly `AHEAD` steps later, ready or not, so that all break off after the
 same step.
 """
@@ -187,6 +188,11 @@ class Loop:
         return self.votes.after_step(self.result.step, wish, step_s=self.result.clock.recent_step_s())
 
     def _save(self, state: TrainState) -> None:
+        """Save, unless a step up to this one turns out bad. Their events come first: a run that is killed now goes on
+        from the checkpoint, and would have no record of steps that were in flight."""
+        self._collect(keep=0)
+        if self.result.failure:
+            return
         self.position.enter("checkpoint", self.result.step)
         self.checkpoints.save(state, self.result.step)
 

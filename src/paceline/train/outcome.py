@@ -100,6 +100,6 @@ def _notices(result: LoopResult, plan: RunPlan, recorder: EventSink) -> list[str
     if recorder.failure is not None:
         notices.append(f"events were lost: {recorder.failure}")
     loss = result.values.get("train/loss", math.nan)
-    if not math.isfinite(loss) and result.failure is None:
+    if result.values and not math.isfinite(loss) and result.failure is None:
         notices.append("the last loss is not finite")
     return notices

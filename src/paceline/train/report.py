@@ -98,7 +98,7 @@ class Report:
         rows = [
             ("task", f"{self.task}, scheme {self.scheme} on {format_count(self.devices, 'device')}"),
             ("placement", "" if self.placement == "replicated" else self.placement),
-            ("batch", self._batch()),
+            ("batch", self._batch() if self.global_batch else ""),
             ("steps", f"{self.steps:,}{epochs}{skipped}" + (f", ended early: {self.stopped}" if self.stopped else "")),
             ("rows", f"{self.rows_seen:,} seen, {self.rows_dropped:,} dropped"),
             ("speed", f"{format_rate(self.samples_per_s)}, {self._latency()}"),
