@@ -7,6 +7,7 @@ Invariant: the folder gets its name only after every process has said that its p
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -45,8 +46,10 @@ def write(
     try:
         if not _begin(place, size=snapshot.size, peers=peers, label=label, there=there):
             return False
+        made = os.stat(place).st_ino if peers.index == 0 else 0
         document = _write_parts(snapshot, place, peers=peers, label=label)
-        _commit(folder, step, document={**document, "step": step, "meta": dict(meta)}, peers=peers, label=label)
+        named = {**document, "step": step, "meta": dict(meta)}
+        _commit(folder, step, document=named, made=made, peers=peers, label=label)
     except BaseException:
         if peers.index == 0:
             files.discard(place)
@@ -119,12 +122,14 @@ def _wait_for_folder(place: Path) -> None:
         time.sleep(0.05)
 
 
-def _commit(folder: Path, step: int, *, document: dict[str, Any], peers: Peers, label: str) -> None:
-    """Process 0 names the folder; nobody goes on before."""
+def _commit(folder: Path, step: int, *, document: dict[str, Any], made: int, peers: Peers, label: str) -> None:
+    """Process 0 names the folder, if it is the one that it made; nobody goes on before."""
     error: BaseException | None = None
     if peers.index == 0:
         place = files.saving_folder(folder, step)
         try:
+            if os.stat(place).st_ino != made:  # taken away meanwhile; Orbax has made it again without a word
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
             files.write_document(place, {**document, "files": files.list_files(place)})
             files.commit(folder, step)
         except Exception as raised:  # whatever it is, the others must hear of it

@@ -58,8 +58,8 @@ class RunOptions:
       audit_every: updates between comparisons of the state on all devices; 0 leaves them out.
       on_divergence: what to do when devices do not hold the same state.
       seed: of parameters, data order and dropout.
-      checkpoint_every: updates between checkpoints (500), or time (10min, 90s, 2h); off: only at the end and at a
-        signal.
+      checkpoint_every: updates between checkpoints (500), or time (10min, 90s, 2h); end: only at the end and at a
+        signal; off: none.
       keep: checkpoints that stay, the last ones.
       keep_best: metric by which the best checkpoint stays too, such as evaluate/loss.
       on_save_failure: what follows a checkpoint that could not be saved: an error at the end, or a notice.
