@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import paceline
-from paceline.train import agreement
+from paceline.train import facts
 from tests.processes.mlp import BATCH, Points, init, loss
 
 CASES: dict[str, Callable[[int], None]] = {}
@@ -148,12 +148,12 @@ def setting(index):
 
 @case
 def versions(index):
-    original = agreement.versions
-    agreement.versions = lambda: original() | ({"jax": "0.9.9"} if index else {})
+    original = facts.versions
+    facts.versions = lambda: original() | ({"jax": "0.9.9"} if index else {})
     try:
         fit()
     finally:
-        agreement.versions = original
+        facts.versions = original
 
 
 @case

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.processes.environment import CHILD, TRAIN
 from tests.processes.mlp import SCHEMES, assert_same, restored, trained
@@ -19,6 +20,9 @@ LIBRARY = str(Path(__file__).with_name("library.py"))
 MLP = str(Path(__file__).with_name("mlp.py"))
 
 
+@pytest.mark.slow(
+    reason="two schemes, each compiled by three processes: only real ones show that they compute the same"
+)
 def test_a_script_trains_the_same_parameters(mpi, tmp_path):
     """`mpirun -n 2 python script.py`: eight steps with dropout, bit for bit, under each scheme and placement."""
     schemes = ["per_device", "zero1"]

@@ -73,7 +73,7 @@ def test_a_job_that_is_warned_goes_on_where_it_was(slurm, tmp_path):
     """SIGUSR1: both processes save after the same step and exit 143; queued again, the run is the unbroken one."""
     run, output = tmp_path / "run", tmp_path / "output"
     options = ["--run", str(run), "--resume", "auto", "--steps", "60", "--checkpoint-every", "1000"]
-    env = CHILD | {"DELAY_S": "0.03"}
+    env = CHILD | {"DELAY_S": "0.02"}
     job = slurm.sbatch(job_script(tmp_path, *options), output=output, env=env)
     await_steps(run, 5, output=output)
     slurm.signal(job, signal.SIGUSR1)
@@ -108,6 +108,7 @@ def test_the_written_script_trains_the_same_parameters(slurm, tmp_path):
     assert_same(restored(run), trained(SCHEMES["global_view"], steps=8))
 
 
+@pytest.mark.slow(reason="two real tasks of a job: srun itself leaves the survivor alone")
 def test_a_process_that_dies_ends_the_other(slurm, tmp_path):
     """srun itself waits for the rest: process 0 names process 1, says how to go on, and ends within seconds."""
     run = tmp_path / "run"

@@ -141,6 +141,15 @@ def test_a_service_that_is_gone_is_process_0(team):
     assert "not heard from process 0 (m0)" in two.lost[1].what
 
 
+def test_a_service_that_never_answered_is_process_0(team):
+    """The network broke between the meeting and the first heartbeat."""
+    two = team()
+    two.services[1].cut.set()
+    two.start()
+    two.await_lost(1)
+    assert "not heard from process 0 (m0)" in two.lost[1].what
+
+
 def test_a_peer_that_never_began_to_beat_is_named(team):
     """It joined and died at once."""
     two = team()

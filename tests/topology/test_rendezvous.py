@@ -185,6 +185,8 @@ def test_strangers_keep_nobody_out(coordinator, junk):
             assert isinstance(host.result(10), list)
             assert host.result() == guest.result(10)
             assert time.monotonic() - start_s < 2
+    with socket.socket() as later:  # nothing of the stranger keeps the port, which JAX takes next
+        later.bind(("127.0.0.1", int(coordinator.rpartition(":")[2])))
 
 
 def test_a_process_that_comes_and_dies_is_missing(monkeypatch, coordinator):

@@ -27,13 +27,14 @@ import jax
 from paceline.base.errors import PeerError, error_from
 from paceline.base.exits import LOST_PEER
 from paceline.base.units import format_duration
+from paceline.topology.lifeline import Lifelines, hold
 
 _BEAT_S = 0.5
 _GRACE_S = 1.0
 """After a peer said that it failed: this process may be about to end with the same error, in its own words."""
 _NOTICE_S = 3.0
 """How long process 0 stays after it failed, at most, so that its peers hear why: they lose the service with it."""
-_ENDED, _FAILED, _LOST = "ended", "failed", "paceline/lost"
+_ENDED, _FAILED, _LOST, _LIFELINES = "ended", "failed", "paceline/lost", "paceline/lifelines"
 _RESUME = "; the run goes on from its last checkpoint with --resume (paceline launch --max-restarts does so by itself)"
 
 
@@ -45,12 +46,13 @@ class PeerMonitor:
       index: of this process.
       machines: where each process runs.
       timeout_s: silence that is taken for a loss.
+      host: of process 0, for a connection that closes when a process dies; None: heartbeats alone.
       on_lost: called once with the error; the default prints it and ends the process.
     """
 
     def __init__(
         self, client: Any, index: int, *, machines: Sequence[str], timeout_s: float,
-        on_lost: Callable[[PeerError], None] | None = None,
+        host: str | None = None, on_lost: Callable[[PeerError], None] | None = None,
     ) -> None:  # fmt: skip
         self.where: Callable[[], str] = lambda: ""
         """Words on what this process is doing, such as ``step 41 (input)``, while others may wait for it in a step;
@@ -71,13 +73,26 @@ class PeerMonitor:
         self._heard: dict[int, tuple[str, float]] = {}
         self._watched = range(1, len(machines)) if index == 0 else (0,)
         self._notice: str | None = None
+        self._host = host
+        self._lines: Lifelines | None = None
+        self._line: socket.socket | None = None
 
     def start(self) -> None:
         """Begin to send and to listen."""
+        if self._host is not None:
+            self._connect(self._host)
         self._answered_s = time.monotonic()
         for target in (self._beat, self._watch):
             self._threads.append(threading.Thread(target=target, name="paceline-peers", daemon=True))
             self._threads[-1].start()
+
+    def _connect(self, host: str) -> None:
+        if self._index == 0:
+            self._lines = Lifelines()
+            self._client.key_value_set(_LIFELINES, str(self._lines.port), True)
+            return
+        port = int(self._client.blocking_key_value_get(_LIFELINES, 10_000))
+        self._line = hold(host, port, index=self._index)
 
     def finish(self) -> None:
         """This process ends as planned: the others need not miss it. It goes on watching them until `stop`."""
@@ -90,6 +105,8 @@ class PeerMonitor:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(2.0)  # Python's end would abort the process while a thread is in a call of JAX's client
+        if self._lines is not None:
+            self._lines.close()
 
     def look_away(self) -> None:
         """This process ends by itself, whatever becomes of the others. Too late if it is ending for a lost one."""
@@ -202,6 +219,8 @@ class PeerMonitor:
             )
         for peer, (said, heard_s) in list(self._heard.items()):
             silent_s = now_s - heard_s
+            if self._is_dead(peer, said, now_s):
+                return self._dead(peer, said)
             if said.startswith(_FAILED):
                 if silent_s > _GRACE_S:
                     return self._failed(peer, said)
@@ -213,6 +232,19 @@ class PeerMonitor:
         if self._index and now_s - self._answered_s > self._timeout_s:
             return self._silent(0, now_s - self._answered_s, said="", own=own)
         return None
+
+    def _is_dead(self, peer: int, said: str, now_s: float) -> bool:
+        """Cut off, and long enough ago for its last word to have come if it had one."""
+        cut_s = None if self._lines is None else self._lines.cut.get(peer)
+        return cut_s is not None and now_s - cut_s > _GRACE_S and not said.startswith((_ENDED, _FAILED))
+
+    def _dead(self, peer: int, said: str) -> PeerError:
+        last = said.partition(" ")[2]
+        return PeerError(
+            what=f"{self._name(peer)} has died" + (f" at {last}" if last else "") + f", says {self._me()}",
+            why="its connection was closed without a word, and a step needs all processes",
+            fix="look at the output of that process and at its machine, which may have run out of memory" + _RESUME,
+        )
 
     def _silent(self, peer: int, silent_s: float, *, said: str, own: str) -> PeerError:
         last = said.partition(" ")[2]

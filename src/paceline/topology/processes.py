@@ -30,7 +30,7 @@ from paceline.base.errors import DeviceError, PacelineError, PeerError, error_fr
 from paceline.base.exits import INTERRUPTED, TERMINATED
 from paceline.base.units import format_duration
 from paceline.topology.early_use import early_use
-from paceline.topology.membership import Membership, find_membership, visible_gpus
+from paceline.topology.membership import Membership, find_membership, split_address, visible_gpus
 from paceline.topology.peers import PeerMonitor
 from paceline.topology.rendezvous import meet
 
@@ -95,6 +95,10 @@ class Processes:
                 why="it has ended, hangs, or runs other code; the others would wait for it for ever",
                 fix="look at the end of that process's output, then start the run again with --resume",
             ) from error
+
+    def fresh(self, name: str) -> str:
+        """A name for exchanges that no earlier ones had, the same in every process."""
+        return f"{name}-{next(self._numbers[f'fresh {name}'])}"
 
     def by_first(self, name: str, work: Callable[[], str]) -> str:
         """What process 0 makes of `work`, in every process; an error of a user's mistake is raised in all of them.
@@ -193,23 +197,23 @@ def initialize(
       device was used before, with the line.
     """
     global _current
+    usual, sys.excepthook = sys.excepthook, _end_at_once  # a mistake in what follows ends with words and its exit code
     membership = find_membership(
         coordinator=coordinator,
         num_processes=num_processes,
         index=process_index,
         devices_per_process=devices_per_process,
     )
-    if _current.several or jax.distributed.is_initialized():
+    if membership is None or _current.several or jax.distributed.is_initialized():
+        sys.excepthook = usual
         return processes()
-    if membership is None:
-        return _current
     machines = meet(membership, timeout_s=join_timeout_s, problem=_problem(membership))
     _start_jax(membership, peer_timeout_s)
     client = _coordination_client()
-    monitor = PeerMonitor(client, membership.index, machines=machines, timeout_s=peer_timeout_s)
+    host, _ = split_address(membership.coordinator)
+    monitor = PeerMonitor(client, membership.index, machines=machines, timeout_s=peer_timeout_s, host=host)
     _current = Processes(membership.index, membership.num_processes, tuple(machines), monitor, client)
     monitor.start()
-    sys.excepthook = _end_at_once
     # Before JAX's own, which waits for the others without telling them.
     atexit.register(leave, 0)
     return _current
@@ -303,7 +307,7 @@ def exit_now(code: int) -> NoReturn:
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What Python does for an exception that nobody caught, then an end that waits for nobody."""
     _current.ends_with("".join(traceback.format_exception_only(kind, error)).strip())
-    if isinstance(error, PeerError):  # where this process was then tells nothing
+    if isinstance(error, PacelineError):  # it says what to do; where this process was then tells nothing
         print(f"error: {error}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

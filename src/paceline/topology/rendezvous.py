@@ -193,7 +193,6 @@ class _Host:
             try:
                 guest.line.settimeout(5.0)
                 _write(guest.line, document)
-                guest.line.shutdown(socket.SHUT_WR)
             except OSError:  # it died meanwhile: JAX's start will miss it
                 continue
 

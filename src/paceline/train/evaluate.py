@@ -25,6 +25,8 @@ from paceline.data.tree import count_rows, to_host
 from paceline.engine.evaluation import EvaluationFunction
 from paceline.engine.state import TrainState
 from paceline.tasks.losses import Totals
+from paceline.topology.processes import processes
+from paceline.train.agreement import agree
 from paceline.train.place import Placer
 
 _IN_FLIGHT = 2
@@ -88,6 +90,8 @@ class Evaluator:
         """
         params = state.ema if use_ema and state.ema is not None else state.params
         source = as_source(data)
+        if isinstance(source, Source) and processes().several:
+            agree(processes(), {"evaluation data.rows": len(source)}, name="evaluation")
         evaluation = Evaluation(step, [], 0)
         in_flight: deque[Any] = deque()
         with Feed(self._batches(source, batch, params, state), self._placer.evaluation_batch) as feed:

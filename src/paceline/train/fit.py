@@ -35,12 +35,13 @@ from paceline.telemetry.folder import RUN_FILE, RunFolder
 from paceline.telemetry.progress import Progress, choose_progress
 from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
 from paceline.topology.processes import processes
-from paceline.train.agreement import agree, run_facts
+from paceline.train.agreement import agree
 from paceline.train.audit import AuditOptions, RunAudits
 from paceline.train.batching import Reading, RunPlan, Start, plan_run, refuse_padding
 from paceline.train.checkpoints import Checkpoints, RunCheckpoints, RunIdentity, run_identity
 from paceline.train.describe import header_lines, run_document
 from paceline.train.evaluate import Evaluation
+from paceline.train.facts import run_facts
 from paceline.train.interrupt import Interrupted, InterruptGuard, Terminated
 from paceline.train.loop import AHEAD, Loop, LoopResult
 from paceline.train.lost import lost_peer
@@ -167,7 +168,7 @@ class Fit:
         own, team = self.placer.share, processes()
         peers = None
         if team.several and not own.whole:
-            exchange = functools.partial(team.exchange, "batch")
+            exchange = functools.partial(team.exchange, team.fresh("batch"))
             peers = StreamPeers(exchange, shares_by_process(self.step.spec.mesh), index=team.index)
         reading = Reading(self.step.spec.parallel.accumulation, own, peers)
         return plan_run(data, options.data, reading=reading, start=start)

@@ -43,11 +43,12 @@ from paceline.telemetry.progress import Mode
 from paceline.topology.devices import choose_devices
 from paceline.topology.mesh import data_mesh, put, replicated
 from paceline.topology.processes import processes
-from paceline.train.agreement import agree, program_facts
+from paceline.train.agreement import agree
 from paceline.train.audit import AuditOptions, OnDivergence
 from paceline.train.batching import DataOptions, Start, refuse_padding
 from paceline.train.checkpoints import Checkpoints
 from paceline.train.evaluate import Evaluation, Evaluator
+from paceline.train.facts import program_facts
 from paceline.train.fit import Fit, scalar
 from paceline.train.loop import Callback
 from paceline.train.options import FitOptions
