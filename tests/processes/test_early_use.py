@@ -21,7 +21,7 @@ def test_the_line_to_move_is_named(tmp_path):
         """)
     )
     ended = run([str(script)], processes=2, env=CHILD, timeout_s=60)
-    assert [process.returncode for process in ended] == [1, 1], ended
+    assert [process.returncode for process in ended] == [2, 2], ended
     for process in ended:
         assert "a device was used before the 2 processes of this run were joined" in process.stderr
         assert f"{script}:4: X = jnp.arange(4.0)" in process.stderr
@@ -43,7 +43,7 @@ def test_one_process_that_uses_a_device_early_ends_all(tmp_path):
         """)
     )
     ended = run([str(script)], processes=2, env=CHILD, timeout_s=40)
-    assert [process.returncode for process in ended] == [1, 1], ended
+    assert [process.returncode for process in ended] == [2, 2], ended
     for process in ended:
         assert "process 1 on " in process.stderr
         assert f"{script}:6: print(len(jax.devices()))" in process.stderr
