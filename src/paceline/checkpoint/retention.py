@@ -72,6 +72,12 @@ def direction(key: str) -> tuple[str, str]:
     word, colon, rest = key.partition(":")
     if colon and word in ("min", "max") and rest:
         return rest, "lower" if word == "min" else "higher"
+    if colon and word in ("min", "max"):
+        raise OptionError(
+            what=f"best={key!r} names no metric",
+            why="nothing would decide which checkpoint is the best",
+            fix=f"say {word}:evaluate/NAME, with a metric that the evaluation gives",
+        )
     better = describe(key).better
     if better == "none":
         raise OptionError(

@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
     if path is not None:
         check_writable(path)
     try:
-        document = _launch_or_write(flags, command)
+        document = launch_or_write(flags, command)
     except PacelineError as error:
         if path is not None:
             write_document(Path(path), {"exit_code": error.exit_code, "attempts": [], "error": error.as_dict()})
@@ -105,7 +105,11 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     )
 
 
-def _launch_or_write(flags: list[str], command: list[str]) -> dict[str, Any]:
+def launch_or_write(flags: list[str], command: list[str]) -> dict[str, Any]:
+    """Launch the command, or write a file, as the flags say; what ``--json`` of this command writes.
+
+    Raises: PacelineError: a mistake in the flags; nothing runs then.
+    """
     options: LaunchOptions = parse(
         flags,
         program="paceline launch",

@@ -103,11 +103,11 @@ class RunOptions:
     evaluate_every: int | None = None
     audit_every: int = 500
     on_divergence: OnDivergence = "stop"
-    checkpoint_every: str = "10min"
+    checkpoint_every: int | str = "10min"
     keep: int = 3
     keep_best: str | None = None
     on_save_failure: OnSaveFailure = "fail"
-    resume: str | None = None
+    resume: bool | int | str | None = None
     weights: str | None = None
     seed: int = 0
     run: str | None = None
@@ -135,17 +135,25 @@ class RunOptions:
 
         Raises: OptionError: ``--checkpoint-every`` is neither updates nor time, a number below 1.
         """
-        every, minutes = _every(self.checkpoint_every)
+        every, minutes = _every(str(self.checkpoint_every))
+        if self.checkpoint_every == "off" and self.keep_best is not None:
+            raise OptionError(
+                what=f"--keep-best {self.keep_best} with --checkpoint-every off",
+                why="no checkpoint is saved that could be kept",
+                fix="use --checkpoint-every end to save the evaluated states, the last one and at a signal",
+            )
         options = Checkpoints(every, minutes, keep=self.keep, best=self.keep_best, on_failure=self.on_save_failure)
         return None if self.checkpoint_every == "off" else options
 
     def resumes(self) -> Resume:
         """Where the run goes on from. Raises: OptionError: neither a step nor one of the words."""
-        if self.resume is None:
+        if self.resume is None or self.resume is False:
             return False
-        if self.resume in ("latest", "auto"):
-            return True if self.resume == "latest" else "auto"
-        if self.resume.isdigit():
+        if self.resume is True or self.resume == "latest":
+            return True
+        if self.resume == "auto":
+            return "auto"
+        if str(self.resume).isdigit():
             return int(self.resume)
         raise OptionError(
             what=f"--resume {self.resume}",

@@ -1,7 +1,7 @@
 """Several processes, from the command line: starting them, joining them, one voice for errors.
 
-Owns: ``--processes P``, the join before anything uses a device, the run folder that attempts of one launch share, who
-prints an error that all have.
+Owns: ``--processes P`` and the flags that go with it, ``--json`` of a run whose processes could not write it, the join
+before anything uses a device, the run folder that attempts of one launch share.
 Not here: the supervisor (`launch`), joining itself (`topology.processes`).
 
 This module imports no jax: a supervisor starts at once and takes no device.
@@ -11,32 +11,114 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.base import launched
-from paceline.base.errors import OptionError
+from paceline.base.errors import OptionError, PacelineError, ProcessError
 from paceline.cli.options import early_value
+from paceline.cli.reporting import check_writable
+from paceline.cli.voice import is_first
+from paceline.telemetry.document import write_document
 
 _RUN_FILE = "run-folder"
+_WITH_VALUE = ("logs", "hang-timeout", "compile-timeout", "stop-grace")
+_SWITCHES = ("oversubscribe",)
 
 
 def launch_if_asked(arguments: list[str]) -> int | None:
-    """With ``--processes P``: start them and return the run's exit code; None without it, or in one of them."""
-    asked = early_value(arguments, "processes")
-    if asked is None or launched.NUM_PROCESSES in os.environ:
+    """With ``--processes P``: start them and return the run's exit code; None without it, or in one of them.
+
+    However the launch ends, the file of ``--json`` is there: the report of process 0, or the error.
+
+    Raises: PacelineError: a mistake in the options of the launch; nothing has started then.
+    """
+    if launched.NUM_PROCESSES in os.environ:
         return None
+    asked = early_value(arguments, "processes")
+    restarts = early_value(arguments, "max_restarts")
+    if asked is None and restarts in (None, "0"):
+        return None
+    path = early_value(arguments, "json")
+    if path is not None:
+        check_writable(path)
+    before = _written_at(path)
+    try:
+        if asked is None:
+            raise OptionError(
+                what=f"--max-restarts {restarts} without --processes",
+                why="who starts a process again must not be that process",
+                fix="add --processes 1 or more, or use paceline launch --max-restarts",
+            )
+        document = _launch(arguments, asked)
+    except PacelineError as error:
+        _write_error(path, error)
+        raise
+    if document["exit_code"] and _written_at(path) == before:  # else process 0 told by itself
+        _write_error(path, _error_of(document))
+    return document["exit_code"]
+
+
+def _launch(arguments: list[str], asked: str) -> dict[str, Any]:
     from paceline.cli import launch
 
-    flags = ["-n", asked]
+    if not asked.isdigit() or int(asked) < 1:
+        raise OptionError(
+            what=f"--processes {asked}",
+            why="it counts the processes that train together",
+            fix="use --processes 2 or another number from 1 on",
+        )
+    own, rest = _divide(arguments)
+    flags = ["--processes", asked]
     for name in ("devices-per-process", "max-restarts"):
         value = early_value(arguments, name.replace("-", "_"))
         flags += [] if value is None else [f"--{name}", value]
     if early_value(arguments, "devices_per_process") is None and (simulated := early_value(arguments, "simulate")):
         flags += ["--devices-per-process", _share(simulated, asked)]
-    command = [sys.executable, "-m", "paceline.cli.main", "train", *arguments]
     if "--devices-per-process" in flags:  # simulated devices share the cores in any case
         flags.append("--oversubscribe")
-    return launch.run([*flags, "--", *command])
+    return launch.launch_or_write([*flags, *own], [sys.executable, "-m", "paceline.cli.main", "train", *rest])
+
+
+def _divide(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Flags that only the launch knows, and what is left for each process."""
+    own: list[str] = []
+    rest: list[str] = []
+    wants_value = False
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        name = name[2:].replace("_", "-") if name.startswith("--") else ""
+        if name in _WITH_VALUE or name in _SWITCHES:
+            own.append(argument)
+            wants_value = name in _WITH_VALUE and not value
+        else:
+            (own if wants_value and not name else rest).append(argument)
+            wants_value = False
+    return own, rest
+
+
+def _written_at(path: str | None) -> int | None:
+    try:
+        return None if path is None else os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _write_error(path: str | None, error: PacelineError) -> None:
+    if path is not None and is_first():
+        write_document(Path(path), {"error": error.as_dict()})
+
+
+def _error_of(document: Mapping[str, Any]) -> ProcessError:
+    """The error of a launch whose processes said nothing in the report."""
+    last = document["attempts"][-1]
+    first = last["first_failing"]
+    return ProcessError(
+        what=last["words"],
+        why="the run ended before process 0 could write its report",
+        fix=f"see {first['log']} for what it said last" if first else f"see the logs in {document['logs']}",
+    )
 
 
 def _share(simulated: str, processes: str) -> str:

@@ -45,6 +45,11 @@ class ArraySource:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(leaf.nbytes for _, leaf in named_leaves(self._tree))
+
     def read(self, indices: Int64[np.ndarray, " b"]) -> Tree:
         """Rows ``[b, ...]``: a view when `indices` are consecutive (do not write to it), else a copy."""
         _check_range(indices, self._rows)

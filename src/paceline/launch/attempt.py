@@ -130,7 +130,7 @@ class Attempt:
             if self._signals.received:
                 return self._interrupted()
             looks = time.monotonic() >= self._next_look_s
-            if any(child.code not in (0, None) for child in self._children) or (looks and self._has_stuck_failure()):
+            if any(child.has_failed for child in self._children) or (looks and self._has_stuck_failure()):
                 return self._failed()
             if not self._alive:
                 self._stop(GRACE_S)
@@ -173,7 +173,7 @@ class Attempt:
         while self._alive and time.monotonic() < deadline_s:
             self._signals.wait(_POLL_S)
             self._look()
-        failed = [child.code for child in self._children if child.code]
+        failed = [child.code for child in self._children if child.has_failed]
         planned = bool(failed) and all(code in _SAVED for code in failed)  # somebody stopped one: the others save too
         self._stop(self._launch.stop_grace_s if planned else GRACE_S)
         first = first_failing(self._children)

@@ -21,6 +21,8 @@ from paceline.launch.sessions import members, send, state_and_session
 from paceline.launch.settings import Launch, runnable
 from paceline.telemetry.status import StatusRecord, read_status, stacks_path, status_path
 
+_WORKING = ("compile", "input", "step", "checkpoint", "evaluation")
+
 CACHE = {"JAX_COMPILATION_CACHE_DIR": "compilation-cache", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 """JAX's own names: where compiled programs are kept, and from which compile time [s] on."""
 
@@ -63,6 +65,19 @@ class Child:
     def is_alive(self) -> bool:
         """Whether its end has not been seen."""
         return self.ended_s is None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it ended with exit code 0, as if all were done, in the middle of a run: `os._exit(0)` does that."""
+        if self.code != 0 or self.stopped:
+            return False
+        record = self.status()
+        return record is not None and record.phase in _WORKING
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than with all its work done."""
+        return self.code not in (0, None) or self.has_left
 
     def look(self) -> None:
         """See whether it has ended."""

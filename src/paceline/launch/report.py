@@ -16,6 +16,7 @@ from pathlib import Path
 from paceline.base.errors import PeerError
 from paceline.base.exits import INTERRUPTED, LOST_PEER, TERMINATED
 from paceline.launch.child import Child
+from paceline.launch.noise import NOISE
 
 MAX_LINES = 60
 _HEAD_LINES = 15
@@ -26,9 +27,9 @@ _START = re.compile(r"^(Traceback \(most recent call last\)|error: |Fatal Python
 _BY_SUPERVISOR = (TERMINATED, -signal.SIGTERM, -signal.SIGKILL)
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
-# The end of a process that a signal kills is seen up to a few milliseconds late, and it has no time to note it; a peer
-# that fails because of it may have noted an earlier time.
-_SIGNAL_LEAD_S = 0.5
+# The end of a process that a signal kills, or that leaves by `os._exit`, is seen up to a few milliseconds late, and it has
+# no time to note it; a peer that fails because of it may have noted an earlier time.
+_SUDDEN_LEAD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def first_failing(children: Sequence[Child]) -> Child | None:
 
     Where all find the same mistake one of them tells it for all: then that one, not a silent one that ended before.
     """
-    failed = [child for child in children if child.code != 0]
+    failed = [child for child in children if child.code != 0 or child.has_left]
     by_itself = [child for child in failed if not child.stopped or _failed_s(child) is not None]
     causes = [child for child in by_itself if not _lost_a_peer(child)]
     ordered = sorted(causes or by_itself, key=_when)
@@ -90,7 +91,7 @@ def _when(child: Child) -> float:
     if failed_s is not None:
         return failed_s
     ended_s = child.ended_s if child.ended_s is not None else float("inf")
-    return ended_s - _SIGNAL_LEAD_S if (child.code or 0) < 0 else ended_s
+    return ended_s - _SUDDEN_LEAD_S if (child.code or 0) < 0 or child.has_left else ended_s
 
 
 def failure_of(child: Child) -> Failure:
@@ -129,7 +130,9 @@ def ending(child: Child) -> str:
         return "still there"
     if child.stopped and code in _BY_SUPERVISOR:
         return "stopped with the others"
-    known = {0: "done", LOST_PEER: "lost its peer", INTERRUPTED: "interrupted", TERMINATED: "terminated, state saved"}
+    if child.has_left:
+        return "left in the middle of a run (exit code 0)"
+    known = {0: "done", LOST_PEER: "lost its peer", INTERRUPTED: "interrupted", TERMINATED: "terminated"}
     if code >= 0:
         return f"{known[code]} (exit code {code})" if code in known else f"exit code {code}"
     note = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
@@ -151,7 +154,7 @@ def others(children: Sequence[Child], first: int, *, error: str = "") -> list[st
     for child in children:
         if child.index == first:
             continue
-        same = error and child.code not in (0, None) and error_in(child.log, child.log_start) == error
+        same = error and child.has_failed and error_in(child.log, child.log_start) == error
         words = f"the same error, {ending(child)}" if same else ending(child)
         lines.append(f"process {child.index}{whereabouts(child)}: {words}; log: {child.log}")
     return lines
@@ -168,9 +171,10 @@ def error_in(log: Path, start: int = 0) -> str:
         with open(log, "rb") as file:
             end = file.seek(0, 2)
             file.seek(max(start, end - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").rstrip().splitlines()
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    lines = [line for line in text.rstrip().splitlines() if not line.startswith(NOISE)]
     begin = _error_start(lines)
     if begin is None:
         return "\n".join([_NO_ERROR, *lines[-_LAST_LINES:]]) if lines else ""

@@ -1,7 +1,7 @@
 """What the terminal shows: the output of process 0 as it comes, and the supervisor's own words.
 
 Owns: following a log, keeping both kinds of text apart, holding output back while a failure is sorted out.
-Invariant: what is shown is what the log holds, in order; a terminal that is gone stops nothing.
+Invariant: what is shown is what the log holds but for noise, in order; a terminal that is gone stops nothing.
 
 The log is read after the process wrote it, so that no pipe can fill, block the process, or lose its last words.
 """
@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 from typing import BinaryIO, TextIO
+
+from paceline.launch.noise import NoiseFilter
 
 _CHUNK_BYTES = 1 << 16
 _LOOK_BYTES = 1 << 20
@@ -29,6 +31,7 @@ class Screen:
         self._out = out
         self._err = err
         self._log: int | None = None
+        self._noise = NoiseFilter()
         self._gone = False
         self._ends_line = True
 
@@ -50,7 +53,10 @@ class Screen:
         return b"".join(chunks)
 
     def write(self, output: bytes) -> None:
-        """Show output of the process."""
+        """Show output of the process, without noise."""
+        self._show(self._noise.pass_on(output))
+
+    def _show(self, output: bytes) -> None:
         if not output or self._gone:
             return
         out = self._out or sys.stdout.buffer
@@ -66,6 +72,7 @@ class Screen:
         if self._log is None:
             return
         self._copy(None)
+        self._show(self._noise.rest())
         os.close(self._log)
         self._log = None
 

@@ -74,8 +74,8 @@ def check(launch: Launch, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def check_numbers(launch: Launch) -> None:
-    """Raise OptionError for a number out of its range."""
-    counts = (("-n", launch.processes, 1), ("--devices-per-process", launch.devices_per_process, 1))
+    """Raise OptionError for a number out of its range. ``-n`` is called by its long name, which `train` has too."""
+    counts = (("--processes", launch.processes, 1), ("--devices-per-process", launch.devices_per_process, 1))
     counts += (
         ("--nodes", launch.nodes, 1),
         ("--max-restarts", launch.max_restarts, 0),
@@ -173,14 +173,14 @@ def _check_devices(launch: Launch, environment: Mapping[str, str]) -> None:
         raise ProcessError(
             what=f"{launch.processes} processes with {each} GPU{'s' * (each > 1)} each; this machine shows {gpus}",
             why="two processes on one GPU share its memory and wait for each other",
-            fix=f"use at most {gpus} in all: -n {max(1, gpus // each)}"
+            fix=f"use at most {gpus} in all: --processes {max(1, gpus // each)}"
             + (f" or --devices-per-process {gpus // launch.processes}" if gpus >= launch.processes else ""),
         )
     if not gpus and launch.processes > cores and not launch.oversubscribe:
         raise ProcessError(
             what=f"{launch.processes} processes on {cores} usable CPU core{'s' * (cores > 1)}",
             why="each computes all the time, so they would take turns and wait for each other",
-            fix=f"use -n {cores} or fewer, or --oversubscribe to try it all the same",
+            fix=f"use --processes {cores} or fewer, or --oversubscribe to try it all the same",
         )
 
 

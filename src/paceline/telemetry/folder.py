@@ -11,10 +11,11 @@ Invariant: nothing that was there before is overwritten, and a folder that could
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -83,6 +84,28 @@ class RunFolder:
             if runs
             else "name the folder that the run printed when it started",
         )
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside it no other run can take the folder; a process that dies gives it free.
+
+        Raises: RunFolderError: another run trains in it now.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunFolderError(
+                    what=f"another run trains in the folder {str(self.path)!r} now",
+                    why="both would write its events and checkpoints, and neither could be resumed",
+                    fix="wait for it or stop it, or choose another folder",
+                ) from error
+            except OSError:  # a network disk without locks: nothing can tell
+                pass
+            yield
+        finally:
+            os.close(descriptor)
 
     @property
     def run_file(self) -> Path:

@@ -242,8 +242,13 @@ class RunAudits:
 
 
 def _different_start(found: Sequence[Divergence]) -> ProcessError:
+    names = list(dict.fromkeys(divergence.leaf for divergence in found))
+    leaves = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    processes = ", ".join(map(str, sorted({process for divergence in found for process in divergence.processes})))
+    odd = all(divergence.odd for divergence in found)
+    where = f"in process {processes} from the others" if odd else f"between processes {processes}"
     return ProcessError(
-        what=f"the processes begin with different states: {found[0]}{_and_more(found)}",
+        what=f"the processes begin with different states: {leaves} differs {where}",
         why="each would train a model of its own on gradients that all of them share",
         fix="make parameters and model state from the seed and from the same files in every process: no unseeded "
         "random "

@@ -139,6 +139,7 @@ class RunCheckpoints:
         self._last_s = clock()
         self._last_step: int | None = resumed_at
         self._resumed_at = resumed_at
+        self._unknown = ""
 
     @property
     def failure(self) -> SaveError | None:
@@ -186,6 +187,12 @@ class RunCheckpoints:
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of an evaluation of the state after `step`."""
+        best = (self.options.best or "").removeprefix("min:").removeprefix("max:")
+        if best and best not in values and not self._unknown:
+            known = ", ".join(values)
+            self._unknown = f"no checkpoint is kept as the best: an evaluation gives {known}, and no {best!r}"
+            self._progress.message(self._unknown)
+            self._recorder.notice(step, self._unknown)
         if self._store is not None:
             self._store.evaluated(step, values)
 
@@ -202,6 +209,7 @@ class RunCheckpoints:
 
     def notices(self) -> list[str]:
         """What the report should say."""
+        unknown = [self._unknown] if self._unknown else []
         if self.failure is None:
-            return []
-        return [f"{self.failure.what}; {format_count(self.count, 'checkpoint')} saved by this call"]
+            return unknown
+        return [*unknown, f"{self.failure.what}; {format_count(self.count, 'checkpoint')} saved by this call"]

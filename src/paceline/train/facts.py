@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paceline.data.source import Source, as_source
+from paceline.data.source import ArraySource, Source, as_source
 from paceline.data.tree import named_leaves
 from paceline.engine.update import StepSpec
 from paceline.tasks.task import Task
@@ -52,6 +52,8 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
 )
 _MOST_FUNCTIONS = 200
+_WHOLE_BYTES = 256_000_000
+_SAMPLED_ROWS = 4096
 
 
 def run_facts(
@@ -98,13 +100,20 @@ def program_facts(lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 
 def _sample(source: Source, noun: str) -> dict[str, Any]:
-    """Content of the first, the middle and the last row, leaf by leaf."""
-    places = sorted({0, len(source) // 2, len(source) - 1})
-    read = source.read(np.asarray(places, np.int64))
-    label = f"content of the first, middle and last row of the {noun}"
+    """Content of the data, leaf by leaf: of arrays all of it or rows spread over them, of other sources three rows,
+    since reading one may cost much."""
+    size = len(source)
+    if isinstance(source, ArraySource):
+        places = np.unique(np.linspace(0, size - 1, min(size, _SAMPLED_ROWS)).astype(np.int64))
+        whole = source.nbytes <= _WHOLE_BYTES
+        places = np.arange(size) if whole else places
+        label = f"content of the {noun}" if whole else f"content of {len(places)} rows of the {noun}"
+    else:
+        places = np.unique(np.asarray([0, size // 2, size - 1], np.int64))
+        label = f"content of the first, middle and last row of the {noun}"
+    read = source.read(places)
     return {
-        f"{label}, leaf {name or 'data'}": _digest(np.ascontiguousarray(leaf).tobytes())
-        for name, leaf in named_leaves(read)
+        f"{label}, leaf {name or 'data'}": _digest(np.ascontiguousarray(leaf).data) for name, leaf in named_leaves(read)
     }
 
 
@@ -154,5 +163,5 @@ def _package_code() -> str:
     return total.hexdigest()
 
 
-def _digest(content: bytes) -> str:
+def _digest(content: bytes | memoryview) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()

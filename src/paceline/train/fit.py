@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import sys
 import time
@@ -98,7 +99,7 @@ class Fit:
                 self.step.spec, options=options, plan=plan, state=state, start=begun.start,
                 batch=0 if first is None else first.valid.size, resumed_at=None if resumed is None else resumed.step,
             )  # fmt: skip
-            folder = _folder(options, document, is_resumed=resumed is not None)
+            folder = _folder(options, document, is_resumed=resumed is not None, stack=stack)
             recorder = stack.enter_context(_recorder(folder, begun.start.step))
             progress = choose_progress(options.progress if processes().index == 0 else "none", sys.stderr)
             stack.callback(progress.finish)
@@ -120,6 +121,7 @@ class Fit:
                 compiled, feed, plan, options, recorder=recorder, progress=progress, position=position,
                 result=LoopResult(begun.start.step, begun.start.step, skipped=begun.skipped),
                 guard=stack.enter_context(InterruptGuard()), checkpoints=checkpoints,
+                evaluates_first=resumed is not None and begun.start.step % (options.evaluate_every or math.inf) == 0,
             )  # fmt: skip
             ended = functools.partial(
                 _ended, loop, plan, document=document, recorder=recorder, compile_s=compile_s, start_s=start_s,
@@ -155,7 +157,7 @@ class Fit:
         if processes().several:
             facts = run_facts(spec, options, identity=identity, start=start, source=as_source(data), rng=state.rng)
             agree(processes(), facts, name="run")
-        return _Begun(state, start, plan, identity, resumed, restore_s, skipped)
+        return _Begun(state, start, plan, identity, resumed, restore_s, skipped, _said(options, resumed))
 
     def plan(self, data: Any, options: FitOptions, *, start: Start) -> RunPlan:
         """The batches of the run."""
@@ -200,7 +202,7 @@ class Fit:
     def _loop(
         self, compiled: CompiledStep | None, feed: Feed[PlacedBatch], plan: RunPlan, options: FitOptions, *,
         recorder: EventSink, progress: Progress, position: Position, result: LoopResult, guard: InterruptGuard,
-        checkpoints: RunCheckpoints,
+        checkpoints: RunCheckpoints, evaluates_first: bool,
     ) -> Loop:  # fmt: skip
         evaluate = functools.partial(self._evaluate, options)
         return Loop(
@@ -220,6 +222,7 @@ class Fit:
             position=position,
             result=result,
             guard=guard,
+            evaluates_first=evaluates_first and options.evaluation is not None,
         )
 
     def _audits(self, options: AuditOptions, *, recorder: EventSink, progress: Progress) -> RunAudits:
@@ -246,11 +249,8 @@ class _Begun:
     resumed: Resumed | None
     restore_s: float
     skipped: int
-
-    @property
-    def said(self) -> tuple[str, ...]:
-        """What the user should know of the checkpoint that the run goes on from."""
-        return () if self.resumed is None else self.resumed.said
+    said: tuple[str, ...]
+    """What the user should know of the checkpoint that the run goes on from, or did not find."""
 
     def meta(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """What each checkpoint says about the run."""
@@ -259,21 +259,36 @@ class _Begun:
         }
 
 
+def _said(options: FitOptions, resumed: Resumed | None) -> tuple[str, ...]:
+    if resumed is not None:
+        return resumed.said
+    if options.resume == "auto" and options.run is not None and _is_run(options.run):
+        return (f"no checkpoint in {os.fspath(options.run)!r}: the run begins anew",)
+    return ()
+
+
+def _is_run(path: str | os.PathLike[str]) -> bool:
+    return os.path.isfile(os.path.join(os.path.expanduser(path), RUN_FILE))
+
+
 def _no_step(*_: Any) -> Any:
     raise AssertionError("a run without steps calls none")
 
 
-def _folder(options: FitOptions, document: Mapping[str, Any], *, is_resumed: bool) -> RunFolder | None:
-    """The run folder, made or taken by process 0, with ``run.json``; None if none was asked for."""
+def _folder(
+    options: FitOptions, document: Mapping[str, Any], *, is_resumed: bool, stack: ExitStack
+) -> RunFolder | None:
+    """The run folder, made or taken by process 0 for itself, with ``run.json``; None if none was asked for."""
     run = options.run
     if run is None:
         return None
 
     def make() -> str:
-        begun = options.resume == "auto" and os.path.isfile(os.path.join(os.path.expanduser(run), RUN_FILE))
-        there = is_resumed or begun
+        there = is_resumed or (options.resume == "auto" and _is_run(run))
         folder = RunFolder.open(run) if there else RunFolder.create(run)
-        folder.write_run(document)
+        stack.enter_context(folder.taken())
+        if document["counts"]["steps"] != 0:  # a run that has made all of its steps stays what it was
+            folder.write_run(document)
         return str(folder.path)
 
     path = processes().by_first("run folder", make)

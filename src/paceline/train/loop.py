@@ -99,6 +99,8 @@ class Loop:
       checkpoints: saves the state.
       votes: what all processes must do after the same step.
       position: tells where this process is.
+      evaluates_first: evaluate the state that the run goes on from: it was saved before its evaluation, which a signal
+        may have cut off.
     """
 
     call: Step
@@ -117,6 +119,7 @@ class Loop:
     position: Position
     result: LoopResult
     guard: InterruptGuard
+    evaluates_first: bool = False
     wanted: Stop = Stop.NO
     pending: deque[Pending] = field(default_factory=deque)
     evaluations: deque[Evaluation] = field(default_factory=deque)
@@ -129,6 +132,8 @@ class Loop:
         follows_step = False
         last_evaluated = -1
         self.audits.begin(state, result.step, at_once=self.votes.several)
+        if self.evaluates_first and first is not None:
+            self._evaluate(state)
         for batch, wait_s in self._batches(first):
             self.position.enter("step")
             state, metrics = self.call(state, batch.data, batch.valid)

@@ -29,8 +29,8 @@ def words(error: BaseException) -> str:
 
 
 def written(report: Report, folder: RunFolder | None) -> Report:
-    """The report, written if there is a folder."""
-    if folder is None:
+    """The report, written if there is a folder. What a run that was over already reported is left alone."""
+    if folder is None or (report.steps == 0 and report.resumed_at is not None and folder.report_file.exists()):
         return report
     try:
         folder.write_report(report.as_dict())
@@ -91,6 +91,8 @@ def make_report(
 
 def _notices(result: LoopResult, plan: RunPlan, recorder: EventSink) -> list[str]:
     notices: list[str] = []
+    if plan.num_steps == 0:
+        notices.append(f"nothing was left to train: the run has made {format_count(result.step, 'step')} already")
     if plan.stream is not None and plan.stream.count.dropped_batches:
         count = plan.stream.count
         notices.append(

@@ -16,7 +16,7 @@ import jax
 
 from paceline.base.errors import CheckpointError, OptionError
 from paceline.checkpoint.files import step_folders
-from paceline.checkpoint.reading import restore
+from paceline.checkpoint.reading import read_meta, restore
 from paceline.engine.placement import is_placed
 from paceline.engine.state import TrainState, drop_device_axis, place_state
 from paceline.engine.update import StepSpec
@@ -73,13 +73,15 @@ def resume(
     if how == "auto" and processes.by_first("resume", lambda: str(_holds_checkpoints(folder))) == "False":
         return None
     said: list[str] = []
-    restored = restore(
-        folder,
-        like=_single_shapes(state, spec),
-        step=None if how is True or how == "auto" else int(how),
-        say=said.append,
-        agree=lambda sound: all(text == "1" for text in processes.exchange("sound", str(int(sound)))),
-    )
+    step = None if how is True or how == "auto" else int(how)
+    try:
+        restored = restore(
+            folder, like=_single_shapes(state, spec), step=step, say=said.append,
+            agree=lambda sound: all(text == "1" for text in processes.exchange("sound", str(int(sound)))),
+        )  # fmt: skip
+    except CheckpointError as error:
+        _check_task(folder, step, task=spec.task.name, error=error)
+        raise
     if "run" not in restored.meta:
         raise CheckpointError(
             what=f"the checkpoint of step {restored.step} in {str(folder)!r} was not saved by a run",
@@ -87,6 +89,24 @@ def resume(
             fix="read it with paceline.restore and begin a new run with that state",
         )
     return Resumed(_as_kept(restored.state, spec), restored.meta, restored.step, tuple(said))
+
+
+def _check_task(folder: Path, step: int | None, *, task: str, error: CheckpointError) -> None:
+    """Raise CheckpointError if the checkpoint that does not fit is that of another task, which says more than its
+    leaves."""
+    try:
+        saved = read_meta(folder, step if step is not None else max(step_folders(folder / "checkpoints")))["run"][
+            "task"
+        ]
+    except (CheckpointError, KeyError, ValueError):
+        return
+    if saved != task:
+        raise CheckpointError(
+            what=f"the checkpoints in {str(folder)!r} are of the task {saved!r}, and this one is {task!r}: "
+            f"{error.what}",
+            why="a run goes on with the task that it began with",
+            fix="name the folder of a run of this task with --run, or leave --resume out",
+        ) from error
 
 
 def _check(run: object, how: object) -> None:

@@ -6,10 +6,14 @@ Invariant: the text is YAML that its own library wrote, so that no value can bre
 One pod a machine, whose supervisor starts the processes there. A pod that fails fails its Job (backoffLimit 0), and the
 JobSet then starts all pods again: a pod alone could not join peers that have lost it. Exit code 2, a user's mistake,
 fails the JobSet at once.
+
+Pods start again with the same words, and know of no attempt before them: a run must be told to resume.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -29,7 +33,7 @@ _HEAD = """\
 def render(job: Job) -> str:
     """The manifest.
 
-    Raises: OptionError: there is no image to run.
+    Raises: OptionError: there is no image to run, or a run that would not resume.
     """
     if not job.image:
         raise OptionError(
@@ -37,7 +41,19 @@ def render(job: Job) -> str:
             why="a pod runs a container image that holds paceline and your code",
             fix="use --image REGISTRY/NAME:TAG",
         )
+    _check_resumes(job.launch.command)
     return _HEAD + yaml.safe_dump(_manifest(job), sort_keys=False, width=120)
+
+
+def _check_resumes(command: Sequence[str]) -> None:
+    words = " ".join(command).split()  # a shell's -c holds a whole command in one
+    trains = "train" in words and "paceline" in (PurePath(word).name for word in words)
+    if trains and not any(word == "--resume" or word.startswith("--resume=") for word in words):
+        raise OptionError(
+            what="--write kubernetes with paceline train and no --resume",
+            why="pods that failed start again with the same command, and the run folder is there then",
+            fix="add --run FOLDER --resume auto to the command",
+        )
 
 
 def _manifest(job: Job) -> dict[str, Any]:
