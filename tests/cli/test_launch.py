@@ -71,7 +71,7 @@ def test_processes_are_as_many_as_gpus_where_there_are_some(asked, monkeypatch):
         (["-n", "2", "--"], "use paceline launch -n 2 -- paceline train NAME"),
         (["-n", "2", "--hang-time", "3", "--", "x"], "correct or remove it"),
         (["-n", "two", "--", "x"], "--help shows the type of each option"),
-        (["-n", "0", "--", sys.executable], "use -n 1 or more"),
+        (["-n", "0", "--", sys.executable], "use --processes 1 or more"),
         (["-n", "1", "--image", "x", "--", "x"], "remove --image, or add --write"),
         (["-n", "1", "--time", "3", "--", "x"], "remove --time, or add --write"),
         (["-n", "1", "--gpus-per-node", "3", "--", "x"], "remove --gpus-per-node, or add --write"),
@@ -79,7 +79,8 @@ def test_processes_are_as_many_as_gpus_where_there_are_some(asked, monkeypatch):
         (["-n", "1", "--write", "slurm", "f", "--node-index", "1", "--", "x"], "remove --node-index"),
         (["-n", "1", "--write", "kubernetes", "f", "--time", "3", "--", "x"], "remove --time"),
         (["-n", "1", "--write", "slurm", "f", "--"], "use paceline launch -n 2 -- paceline train NAME"),
-        (["-n", "0", "--write", "slurm", "f", "--", "x"], "use -n 1 or more"),
+        (["-n", "1", "--write", "kubernetes", "f", "--image", "i", "--", "paceline", "train", "x"], "--resume auto"),
+        (["-n", "0", "--write", "slurm", "f", "--", "x"], "use --processes 1 or more"),
         (["-n", "1", "--json", "none/there.json", "--", "x"], "choose a file in a folder that exists"),
     ],
 )

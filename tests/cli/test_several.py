@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,22 +18,37 @@ from paceline.cli.main import main
 @pytest.fixture
 def started(monkeypatch):
     """The arguments with which the supervisor was started, in place of starting it."""
-    found: list[list[str]] = []
-    monkeypatch.setattr(launch, "run", lambda arguments: found.append(arguments) or 7)
+    found: list[tuple[list[str], list[str]]] = []
+    document = {"exit_code": 7}
+    monkeypatch.setattr(launch, "launch_or_write", lambda flags, command: found.append((flags, command)) or document)
     return found
 
 
-def divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """`task(source)`: a program in place of `paceline train`, behind the same supervisor."""
+    monkeypatch.chdir(tmp_path)
+
+    def replace(source):
+        inner = launch.launch_or_write
+        command = [sys.executable, "-S", "-c", f"import os, sys\n{source}"]
+        monkeypatch.setattr(launch, "launch_or_write", lambda flags, _: inner(flags, command))
+
+    return replace
+
+
+def trained(*arguments: str) -> tuple[int, dict]:
+    """Exit code and report of `paceline train x --processes 2`."""
+    code = main(["train", "x", "--processes", "2", "--oversubscribe", "--json", "f.json", *arguments])
+    return code, json.loads(Path("f.json").read_text())
 
 
 def test_processes_starts_the_same_command_under_a_supervisor(started):
     """P processes, 8 simulated devices shared out; the exit code is that of the supervisor."""
     command = ["train", "linear", "--processes", "2", "--simulate", "8", "--max-restarts", "3"]
     assert main(command) == 7
-    flags, run = divided(started[0])
-    assert flags == ["-n", "2", "--max-restarts", "3", "--devices-per-process", "4", "--oversubscribe"]
+    flags, run = started[0]
+    assert flags == ["--processes", "2", "--max-restarts", "3", "--devices-per-process", "4", "--oversubscribe"]
     assert run == [sys.executable, "-m", "paceline.cli.main", *command]
 
 
@@ -39,7 +57,100 @@ def test_processes_may_stand_in_a_configuration_file(started, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("processes = 3\ndevices_per_process = 1\n")
     assert main(["train", "linear", "--config", str(file)]) == 7
-    assert divided(started[0])[0] == ["-n", "3", "--devices-per-process", "1", "--oversubscribe"]
+    assert started[0][0] == ["--processes", "3", "--devices-per-process", "1", "--oversubscribe"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "--logs here --hang-timeout 7 --compile-timeout 8 --stop-grace 9 --oversubscribe",
+        "--logs=here --hang_timeout=7 --compile_timeout 8 --stop-grace=9 --oversubscribe",
+    ],
+)
+def test_options_of_the_launch_go_to_the_launch_only(monkeypatch, own):
+    """Between those of the run, with a value behind a blank or an equals sign: the processes do not see them."""
+    asked = []
+
+    class Done:
+        def as_dict(self):
+            return {"exit_code": 0}
+
+    monkeypatch.setattr(launch, "run_launch", lambda request: asked.append(request) or Done())
+    words = own.split()
+    command = ["train", "linear", *words[:2], "--processes", "2", "--batch", "8", *words[2:], "--seed=3"]
+    assert main(command) == 0
+    (request,) = asked
+    assert request.command[4:] == ["linear", "--processes", "2", "--batch", "8", "--seed=3"]
+    assert (str(request.logs), request.hang_timeout_s, request.compile_timeout_s) == ("here", 7.0, 8.0)
+    assert request.stop_grace_s == 9.0 and request.oversubscribe
+
+
+@pytest.mark.parametrize("own", [["--logs", "here"], ["--hang-timeout=3"], ["--oversubscribe"]])
+def test_options_of_the_launch_mean_nothing_without_one(capsys, own):
+    """Unknown, as any other word."""
+    assert main(["train", "linear", *own]) == 2
+    assert f"unknown option {own[0].partition('=')[0]}" in capsys.readouterr().err
+
+
+def test_options_of_the_launch_need_their_value(capsys):
+    """No word of the run is taken for it."""
+    assert main(["train", "linear", "--logs", "--processes", "1"]) == 2
+    assert "--logs" in capsys.readouterr().err
+
+
+def test_restarts_need_somebody_who_starts(monkeypatch, started, tmp_path):
+    """`--max-restarts` without --processes would do nothing; in a launched process it is the launch's."""
+    (tmp_path / "run.toml").write_text("max_restarts = 3\n")
+    for arguments in (["--max-restarts", "3"], ["--config", str(tmp_path / "run.toml")]):
+        with pytest.raises(OptionError) as caught:
+            several.launch_if_asked(["linear", *arguments])
+        assert caught.value.what == "--max-restarts 3 without --processes" and "add --processes" in caught.value.fix
+    monkeypatch.setenv(launched.NUM_PROCESSES, "2")
+    assert several.launch_if_asked(["linear", "--max-restarts", "3"]) is None and not started
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "²"])
+def test_a_number_of_processes_that_is_none_is_refused_by_its_own_name(capsys, started, number):
+    """Not by that of an option of another command."""
+    assert main(["train", "linear", "--processes", number]) == 2
+    told = capsys.readouterr().err
+    assert f"--processes {number}" in told and "use --processes 1 or more" in told and "-n" not in told.split()
+    assert not started
+
+
+def test_the_report_tells_of_a_launch_that_could_not_start(tmp_path, monkeypatch):
+    """An option that makes no sense, found by the supervisor: nothing runs, and the file says why."""
+    monkeypatch.chdir(tmp_path)
+    for arguments, what in ((["--stop-grace", "-1"], "--stop-grace -1"), (["--simulate", "3"], "--simulate 3")):
+        code, document = trained(*arguments)
+        assert code == 2 and document["error"]["kind"] == "OptionError" and what in document["error"]["what"]
+
+
+def test_the_report_tells_of_a_run_that_process_0_could_not_report(task):
+    """Process 1 raises, process 0 is stopped: the words of the launch, the error, the log; an old file is replaced."""
+    task("raise ValueError('row 3') if os.environ['PACELINE_PROCESS_INDEX'] == '1' else __import__('signal').pause()")
+    Path("f.json").write_text("{}")
+    code, document = trained("--logs", "here")
+    assert code == 1
+    assert document["error"] == {
+        "kind": "ProcessError",
+        "what": "process 1 failed: exit code 1: ValueError: row 3",
+        "why": "the run ended before process 0 could write its report",
+        "fix": f"see {os.path.abspath('here/process-1.log')} for all that it said",
+    }
+
+
+def test_what_process_0_reports_stays(task):
+    """Its own error is better than what the launch knows."""
+    task("open('f.json', 'w').write('{\"error\": 5}'); sys.exit(3)")
+    assert trained() == (3, {"error": 5})
+
+
+def test_a_run_that_succeeds_leaves_the_report_alone(task):
+    """Even one from before: the launch writes errors only."""
+    task("pass")
+    Path("f.json").write_text('{"report": 1}')
+    assert trained() == (0, {"report": 1})
 
 
 def test_devices_that_cannot_be_shared_out_are_refused(started):

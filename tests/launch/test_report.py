@@ -44,6 +44,13 @@ def test_without_an_error_the_last_lines_must_do(tmp_path):
     assert told == ["its last output:", *(f"line {number}" for number in range(25, 40))]
 
 
+def test_what_gloo_prints_is_no_last_output(tmp_path):
+    """Its lines are not among the 15; alone they are nothing."""
+    gloo = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+    assert error_of(tmp_path, "step 1\n" + gloo * 20 + "step 2\n" + gloo) == "its last output:\nstep 1\nstep 2"
+    assert error_of(tmp_path, gloo) == ""
+
+
 def test_the_error_of_an_earlier_attempt_is_not_this_ones(tmp_path):
     """Only what stands behind the beginning of this attempt counts."""
     before = f"{TRACE}ValueError: attempt 0\n"
@@ -103,7 +110,7 @@ def test_who_failed_first(tmp_path, ends, first):
         (0, "done (exit code 0)", 0),
         (3, "exit code 3", 3),
         (75, "lost its peer (exit code 75)", 75),
-        (143, "terminated, state saved (exit code 143)", 143),
+        (143, "terminated (exit code 143)", 143),
         (-9, "killed by SIGKILL (the kernel does that when memory runs out)", 137),
         (-11, "killed by SIGSEGV", 139),
         (-40, "killed by signal 40", 168),

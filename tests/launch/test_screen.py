@@ -30,6 +30,37 @@ def test_output_is_shown_once_and_in_order(shown):
     assert out.getvalue() == b"one\ntw\xffo\n"
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_of_gloo_are_left_out_however_they_come(shown, size):
+    """In pieces of any size. What only begins as they do, or holds their words within a line, is shown."""
+    screen, log, out, _ = shown
+    noise = b"[Gloo] Rank 0 is connected to 1 peer ranks.\n"
+    text = noise + b"one\n" + noise * 2 + b"[Gloo] else\n\nsee [Gloo] Rank 0 x\n" + noise + b"[Gloo] Ran"
+    for begin in range(0, len(text), size):
+        log.write(text[begin : begin + size])
+        screen.show()
+    screen.finish()
+    assert out.getvalue() == b"one\n[Gloo] else\n\nsee [Gloo] Rank 0 x\n[Gloo] Ran"
+
+
+def test_output_without_an_end_of_line_is_not_kept_back(shown):
+    """A progress bar shows at once; so does the next piece of a line that began otherwise."""
+    screen, log, out, _ = shown
+    for part in (b"50 %\r", b"[", b"Gloo] Rank 1"):
+        log.write(part)
+        screen.show()
+    assert out.getvalue() == b"50 %\r[Gloo] Rank 1"
+
+
+def test_a_line_of_gloo_that_was_cut_off_is_left_out(shown):
+    """As when its process is killed; also of output that was held back."""
+    screen, log, out, _ = shown
+    log.write(b"one\n[Gloo] Rank 0 is conn")
+    screen.write(screen.rest())
+    screen.finish()
+    assert out.getvalue() == b"one\n"
+
+
 def test_a_log_that_grows_faster_than_it_is_shown_does_not_hold_the_supervisor(shown):
     """At most about a megabyte a look; the end brings the rest."""
     screen, log, out, _ = shown

@@ -36,8 +36,8 @@ def test_a_launch_that_can_work_passes():
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
-        ({"processes": 0}, "use -n 1 or more"),
-        ({"processes": -3}, "use -n 1 or more"),
+        ({"processes": 0}, "use --processes 1 or more"),
+        ({"processes": -3}, "use --processes 1 or more"),
         ({"devices_per_process": 0}, "use --devices-per-process 1 or more"),
         ({"nodes": 0}, "use --nodes 1 or more"),
         ({"max_restarts": -1}, "use --max-restarts 0 or more"),
@@ -71,7 +71,7 @@ def test_more_processes_than_cores_are_refused_unless_asked_for(monkeypatch):
     """5 on 4 cores; 4 pass, and so do 5 with --oversubscribe."""
     monkeypatch.setattr(settings, "usable_cores", lambda: 4)
     told = refused(ProcessError, processes=5)
-    assert "5 processes on 4 usable CPU cores" in told and "use -n 4 or fewer, or --oversubscribe" in told
+    assert "5 processes on 4 usable CPU cores" in told and "use --processes 4 or fewer, or --oversubscribe" in told
     check(dataclasses.replace(GOOD, processes=4, devices_per_process=8), {})  # simulated devices are no cores
     check(dataclasses.replace(GOOD, processes=5, oversubscribe=True), {})
 
@@ -79,8 +79,8 @@ def test_more_processes_than_cores_are_refused_unless_asked_for(monkeypatch):
 @pytest.mark.parametrize(
     ("processes", "each", "fix"),
     [
-        (9, None, "use at most 8 in all: -n 8"),
-        (4, 3, "use at most 8 in all: -n 2 or --devices-per-process 2"),
+        (9, None, "use at most 8 in all: --processes 8"),
+        (4, 3, "use at most 8 in all: --processes 2 or --devices-per-process 2"),
     ],
 )
 def test_more_gpus_than_the_machine_has_are_refused(monkeypatch, processes, each, fix):

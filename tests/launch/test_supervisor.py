@@ -78,6 +78,70 @@ def test_the_traceback_of_the_first_failure_comes_first(launch):
     assert ran.first.error.startswith("Traceback") and ran.first.error.endswith("ValueError: row 12 is empty")
 
 
+@pytest.mark.parametrize("phase", ["compile", "input", "step", "checkpoint", "evaluation"])
+def test_a_process_that_leaves_in_the_middle_has_not_finished(launch, phase):
+    """Exit code 0 while it trains: the launch fails with 1 at once, and its peer, which would wait for ever, stops."""
+    ran = launch(
+        f"""
+        status = open_status()
+        status.phase("{phase}", 12)
+        meet("here")
+        if index == 1:
+            os._exit(0)
+        wait()
+        """
+    )
+    words = f"process 1 failed at step 12, in phase {phase}: left in the middle of a run (exit code 0)"
+    assert ran.code == 1 and ran.attempts[0].words == words and words in ran.err
+    assert (ran.first.process, ran.first.exit_code, ran.first.signal) == (1, 1, None)
+    assert f"process 0 at step 12, in phase {phase}: stopped with the others" in ran.err
+
+
+@pytest.mark.parametrize("phase", ["start", "end", "failed"])
+def test_exit_code_0_is_success_before_and_after_the_run(launch, phase):
+    """A program that never trained, that trained to its end, or that caught the error of its run."""
+    ran = launch(
+        f"open_status().{'failed' if phase == 'failed' else 'phase'}(*{(phase, 3)[: 1 + (phase != 'failed')]})"
+    )
+    assert ran.code == 0 and ran.attempts[0].reason == "done"
+
+
+def test_a_process_that_left_comes_before_a_peer_that_fails_because_of_it(launch):
+    """It notes no time; restarts apply, and the second attempt succeeds."""
+    ran = launch(
+        """
+        status = open_status()
+        status.phase("step", 4)
+        meet("here")
+        if attempt == 0 and index == 1:
+            os._exit(0)
+        if attempt == 0:
+            status.failed("gloo: connection closed")
+            sys.exit("error: gloo: connection closed")
+        status.phase("end", 5)
+        """,
+        max_restarts=1,
+    )
+    assert ran.code == 0 and [one.reason for one in ran.attempts] == ["failed", "done"]
+    assert ran.attempts[0].first_failing.process == 1
+    assert "restart 1 of 1, because process 1 failed at step 4, in phase step: left in the middle" in ran.err
+
+
+def test_a_process_that_ends_well_when_told_to_stop_has_not_left(launch):
+    """SIGTERM of the supervisor, exit code 0 within a step: stopped, and the failure is that of the other."""
+    ran = launch(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        open_status().phase("step", 4)
+        meet("here")
+        if index == 1:
+            sys.exit(3)
+        wait()
+        """
+    )
+    assert ran.code == 3 and ran.first.process == 1 and "left in the middle" not in ran.err
+
+
 def test_the_earliest_error_is_the_first_not_the_earliest_end(launch):
     """Process 1 tells its error, then takes long to end; process 0 fails because of it and ends before."""
     ran = launch(

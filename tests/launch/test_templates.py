@@ -133,7 +133,8 @@ def test_a_cancelled_job_is_not_queued_again(sbatch, tmp_path):
 
 
 def manifest(*arguments, **options):
-    return yaml.safe_load(kubernetes.render(job(*arguments, **{"image": "registry/paceline:1", **options})))
+    command = arguments[0] if arguments else ("paceline", "train", "image", "--resume", "auto")
+    return yaml.safe_load(kubernetes.render(job(command, **{"image": "registry/paceline:1", **options})))
 
 
 def test_a_manifest_is_a_jobset_of_one_indexed_job():
@@ -188,11 +189,36 @@ def test_pods_find_each_other_by_the_name_of_the_first():
 
 def test_words_of_a_command_reach_it_unchanged_through_kubernetes():
     """Kubernetes reads `$$` as one dollar and `$(NAME)` as a variable: after that they are the user's words."""
-    container = manifest(NASTY)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    nasty = [*NASTY, "--resume"]
+    container = manifest(nasty)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
     words = [
         re.sub(r"\$\$|\$\(NODE_INDEX\)", lambda m: "$" if m[0] == "$$" else "1", word) for word in container["args"]
     ]
-    assert words[words.index("--") + 1 :] == NASTY
+    assert words[words.index("--") + 1 :] == nasty
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        ("paceline train image", True),
+        ("/opt/bin/paceline train image --run /data/x", True),
+        ("python -m paceline train image --resumes", True),
+        ("paceline train image --run /data/x --resume auto", False),
+        ("paceline train image --run /data/x --resume=auto", False),
+        ("python train.py", False),
+        ("paceline verify image", False),
+    ],
+)
+@pytest.mark.parametrize("shell", [False, True], ids=["words", "shell"])
+def test_a_manifest_needs_a_run_that_resumes(command, refused, shell):
+    """Pods start again with the same words, and the run folder is there then. Other programs see to it themselves."""
+    words = ["bash", "-c", f"cd /code && {command}"] if shell else command.split()
+    if not refused:
+        assert manifest(words)
+        return
+    with pytest.raises(OptionError) as caught:
+        manifest(words)
+    assert caught.value.fix == "add --run FOLDER --resume auto to the command"
 
 
 def test_a_manifest_without_gpus_asks_for_none():

@@ -36,39 +36,44 @@ def launch_if_asked(arguments: list[str]) -> int | None:
     """
     if launched.NUM_PROCESSES in os.environ:
         return None
-    asked = early_value(arguments, "processes")
-    restarts = early_value(arguments, "max_restarts")
-    if asked is None and restarts in (None, "0"):
-        return None
     path = early_value(arguments, "json")
     if path is not None:
         check_writable(path)
-    before = _written_at(path)
+    before = path and _written_at(path)
     try:
+        asked = _asked(arguments)
         if asked is None:
-            raise OptionError(
-                what=f"--max-restarts {restarts} without --processes",
-                why="who starts a process again must not be that process",
-                fix="add --processes 1 or more, or use paceline launch --max-restarts",
-            )
+            return None
         document = _launch(arguments, asked)
     except PacelineError as error:
         _write_error(path, error)
         raise
-    if document["exit_code"] and _written_at(path) == before:  # else process 0 told by itself
+    if path and document["exit_code"] and _written_at(path) == before:  # else process 0 told by itself
         _write_error(path, _error_of(document))
     return document["exit_code"]
+
+
+def _asked(arguments: list[str]) -> str | None:
+    """The number of processes; None for a run of this process alone, which nobody can start again."""
+    asked, restarts = early_value(arguments, "processes"), early_value(arguments, "max_restarts")
+    if asked is None and restarts not in (None, "0"):
+        raise OptionError(
+            what=f"--max-restarts {restarts} without --processes",
+            why="a process that ended cannot start itself again",
+            fix="add --processes P, or use paceline launch --max-restarts N -- paceline train NAME",
+        )
+    if asked is not None and (not asked.isdecimal() or int(asked) < 1):
+        raise OptionError(
+            what=f"--processes {asked}",
+            why="it counts the processes that train together",
+            fix="use --processes 1 or more",
+        )
+    return asked
 
 
 def _launch(arguments: list[str], asked: str) -> dict[str, Any]:
     from paceline.cli import launch
 
-    if not asked.isdigit() or int(asked) < 1:
-        raise OptionError(
-            what=f"--processes {asked}",
-            why="it counts the processes that train together",
-            fix="use --processes 2 or another number from 1 on",
-        )
     own, rest = _divide(arguments)
     flags = ["--processes", asked]
     for name in ("devices-per-process", "max-restarts"):
@@ -87,20 +92,20 @@ def _divide(arguments: list[str]) -> tuple[list[str], list[str]]:
     rest: list[str] = []
     wants_value = False
     for argument in arguments:
-        name, _, value = argument.partition("=")
+        name, has_value, _ = argument.partition("=")
         name = name[2:].replace("_", "-") if name.startswith("--") else ""
         if name in _WITH_VALUE or name in _SWITCHES:
             own.append(argument)
-            wants_value = name in _WITH_VALUE and not value
+            wants_value = name in _WITH_VALUE and not has_value
         else:
             (own if wants_value and not name else rest).append(argument)
             wants_value = False
     return own, rest
 
 
-def _written_at(path: str | None) -> int | None:
+def _written_at(path: str) -> int | None:
     try:
-        return None if path is None else os.stat(path).st_mtime_ns
+        return os.stat(path).st_mtime_ns
     except OSError:
         return None
 
@@ -111,14 +116,22 @@ def _write_error(path: str | None, error: PacelineError) -> None:
 
 
 def _error_of(document: Mapping[str, Any]) -> ProcessError:
-    """The error of a launch whose processes said nothing in the report."""
+    """The error of a launch whose processes left no report."""
     last = document["attempts"][-1]
     first = last["first_failing"]
+    told = _main_line(first["error"]) if first else ""
     return ProcessError(
-        what=last["words"],
+        what=f"{last['words']}: {told}" if told else last["words"],
         why="the run ended before process 0 could write its report",
-        fix=f"see {first['log']} for what it said last" if first else f"see the logs in {document['logs']}",
+        fix=f"see {first['log']} for all that it said" if first else f"see the logs in {document['logs']}",
     )
+
+
+def _main_line(error: str) -> str:
+    """Of a traceback the last line, of an error of ours the first; empty for stacks and output."""
+    if error.startswith("Traceback"):
+        return error.rsplit("\n", 1)[-1]
+    return error.partition("\n")[0].removeprefix("error: ") if error.startswith("error: ") else ""
 
 
 def _share(simulated: str, processes: str) -> str:

@@ -27,8 +27,8 @@ _START = re.compile(r"^(Traceback \(most recent call last\)|error: |Fatal Python
 _BY_SUPERVISOR = (TERMINATED, -signal.SIGTERM, -signal.SIGKILL)
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
-# The end of a process that a signal kills, or that leaves by `os._exit`, is seen up to a few milliseconds late, and it has
-# no time to note it; a peer that fails because of it may have noted an earlier time.
+# The end of a process that a signal kills, or that leaves by `os._exit`, is seen up to a few milliseconds late, and it
+# has no time to note it; a peer that fails because of it may have noted an earlier time.
 _SUDDEN_LEAD_S = 0.5
 
 

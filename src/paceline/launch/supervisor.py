@@ -2,7 +2,7 @@
 
 Owns: attempts, restarts, the exit code, the report.
 Not here: one attempt (`launch.attempt`), flags (`cli.launch`).
-Invariant: the exit code says what to do next: 0 done, 2 mend the command, 75 try again, 130 or 143 stopped and saved.
+Invariant: the exit code says what to do next: 0 done, 2 mend the command, 75 try again, 130 or 143 stopped.
 
 Exit codes: that of the process that failed first, 128 + number if a signal killed it; 75 if one hung; 130 after Ctrl-C,
 143 after SIGTERM or SIGUSR1.
