@@ -28,11 +28,12 @@ def evaluated(run) -> list[int]:
     return [event.step for event in read_run(run).events if event.kind == "evaluation"]
 
 
-def train(run, *, steps=16, resume=False, callbacks=(), checkpoints=None, evaluation=None):
+def train(run, *, steps=16, evaluation=None, **options):
     trainer = trainer_of()
+    options = {"checkpoints": Checkpoints(every=4), **options}
     return trainer.fit(
-        trainer.init(zeros()), line(64), batch=16, steps=steps, evaluation=evaluation or line(32), evaluate_every=4, run=run,
-        resume=resume, callbacks=callbacks, checkpoints=checkpoints or Checkpoints(every=4),
+        trainer.init(zeros()), line(64), batch=16, steps=steps, evaluation=evaluation or line(32), evaluate_every=4,
+        run=run, **options,
     )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(tmp_path):
     run, whole, held = tmp_path / "run", tmp_path / "whole", Held()
 
     def arm(step, values):
-        held.armed = held.armed or step == 4 and "evaluate/loss" in values
+        held.armed = held.armed or (step == 4 and "evaluate/loss" in values)
 
     with pytest.raises(Terminated) as ended:
         train(run, callbacks=[arm], evaluation=held)
