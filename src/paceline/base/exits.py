@@ -7,4 +7,5 @@ INTERRUPTED = 130
 """Ctrl-C: 128 + SIGINT, as shells expect."""
 
 TERMINATED = 143
-"""SIGTERM, or SIGUSR1 under Slurm: 128 + SIGTERM. The state was saved, and schedulers may queue the job again."""
+"""SIGTERM, or SIGUSR1 under Slurm: 128 + SIGTERM. The state was saved, unless checkpoints are off, and schedulers may
+queue the job again."""

@@ -103,6 +103,6 @@ def _gpus_each(launch: Launch, gpus: int) -> int:
         raise OptionError(
             what=f"{launch.processes} processes with {max(each, 1)} GPU each on machines with {gpus}",
             why="two processes on one GPU share its memory and wait for each other",
-            fix=f"use at most --processes {gpus}, or more --gpus-per-node",
+            fix=f"use at most -n {gpus}, or more --gpus-per-node",
         )
     return each
