@@ -20,7 +20,8 @@ from paceline.telemetry.status import read_status, status_path
 NAME = "processes"
 DEVICES = (2,)
 
-_TRAIN = [sys.executable, "-m", "paceline.cli.main", "train", "image", "--simulate", "2", "--progress", "none"]
+_TRAIN = [sys.executable, "-m", "paceline.cli.main", "train"]
+_FLAGS = ["--simulate", "2", "--progress", "none"]
 
 
 def measure(devices: int, *, quick: bool) -> Iterator[Row]:
@@ -52,7 +53,7 @@ def measure(devices: int, *, quick: bool) -> Iterator[Row]:
 def _train(folder: Path, flags: list[str]) -> tuple[float, float]:
     """Seconds from the command to the first finished step, and samples a second."""
     start_s = time.time()
-    command = [*_TRAIN, "--run", str(folder / "run"), *flags]
+    command = [*_TRAIN, "image", *_FLAGS, "--run", str(folder / "run"), *flags]
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     report = json.loads((folder / "run" / "report.json").read_text())
     return next(_steps(folder / "run"))["time_s"] - start_s, report["samples_per_s"]
@@ -74,17 +75,20 @@ def _after_a_kill(repeats: int) -> Row:
         rest.append(own_s)
         say(f"  {back_s:.2f} s, of it {own_s:.2f} s of restoring, tracing and compiling")
     own = text_s(spread(rest).median)
-    compared = f"two processes, from a kill to the next step, less restoring, tracing and compiling ({own})"
+    compared = (
+        f"linear recipe, two processes, from a kill to the next step, less restoring, tracing and compiling ({own})"
+    )
     return Row(NAME, compared, spread(a - b for a, b in zip(taken, rest, strict=True)), "s", at_most=3.0)
 
 
 def _kill_once(folder: Path) -> tuple[float, float]:
     run = folder / "run"
-    command = [*_TRAIN, "--run", str(run), "--processes", "2", "--max-restarts", "1", "--steps", "60"]
+    command = [*_TRAIN, "linear", *_FLAGS, "--run", str(run), "--processes", "2", "--max-restarts", "1"]
     with subprocess.Popen(
-        [*command, "--checkpoint-every", "5"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as launched:
-        status = _wait_for_step(folder, 20)
+        [*command, "--steps", "20000", "--checkpoint-every", "100"], cwd=folder, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as launched:  # fmt: skip
+        status = _wait_for_step(folder, 200)
         killed_s = time.time()
         os.kill(status, signal.SIGKILL)
         launched.wait(timeout=120)

@@ -168,7 +168,8 @@ class PeerMonitor:
             return {0: _FAILED} if self._index else {}
 
     def _all_over(self) -> bool:
-        return all(sign.startswith((_ENDED, _FAILED)) for sign in self._signs().values())
+        cut = {} if self._lines is None else self._lines.cut  # the dead hear nothing
+        return all(peer in cut or sign.startswith((_ENDED, _FAILED)) for peer, sign in self._signs().items())
 
     def _read(self, key: str) -> str:
         try:

@@ -32,10 +32,11 @@ from paceline.base.units import format_duration
 from paceline.topology.early_use import early_use
 from paceline.topology.membership import Membership, find_membership, split_address, visible_gpus
 from paceline.topology.peers import PeerMonitor
-from paceline.topology.rendezvous import meet
+from paceline.topology.rendezvous import meet, wait_for_listener
 
 EXCHANGE_TIMEOUT_S = 1800.0
 """How far processes may be apart, for example while each loads its data. One that died is noticed long before."""
+_LISTENER_S = 10.0
 _SHUTDOWN_S = 3600
 """How long a process that ended waits for the others, which may have more to do; a dead one is noticed long before."""
 _LAST_S = 0.3
@@ -223,6 +224,8 @@ def _start_jax(membership: Membership, peer_timeout_s: float) -> None:
     gpus = membership.gpus(visible_gpus())
     if visible_gpus() == 0 and membership.devices_per_process is not None:
         _simulate(membership.devices_per_process)
+    if membership.index:
+        wait_for_listener(membership.coordinator, timeout_s=_LISTENER_S)
     # It would take SIGTERM over from Python, for good: the process would not even end by it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(

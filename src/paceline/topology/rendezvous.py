@@ -276,6 +276,16 @@ class _Visit:
         )
 
 
+def wait_for_listener(coordinator: str, *, timeout_s: float) -> None:
+    """Return once something listens there: a first call that is refused costs JAX's client a second of waiting."""
+    host, port = split_address(coordinator)
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+            return
+        time.sleep(_RETRY_S / 5)
+
+
 def _listening(coordinator: str) -> socket.socket:
     """All interfaces, as JAX's service after it. Raises: ProcessError: the port is taken."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
