@@ -139,4 +139,4 @@ def test_a_checkpoint_without_a_moving_average_says_so(tmp_path):
         store.save({"params": {"w": jnp.ones(2)}}, 1, meta={})
     with pytest.raises(CheckpointError, match="has no ema") as caught:
         export_checkpoint(tmp_path / "c", tmp_path / "w", ema=True)
-    assert "leave out ema" in caught.value.fix
+    assert "leave out --ema" in caught.value.fix
