@@ -29,15 +29,15 @@ def found(tmp_path_factory):
     [(1, 1, "input_s", "waiting for input", READ_S), (2, 0, "host_s", "in callbacks", CALL_S)],
 )
 def test_the_slowest_process_is_named_with_its_cause_and_its_cost(found, number, process, cause, words, each_s):
-    """Slow rows in process 1, then slow callbacks in process 0: the cost is what the fast run took less, within 30 %,
-    and about the seconds that were slept. Both processes report the same."""
+    """Slow rows in process 1, then slow callbacks in process 0: the cost is the seconds that were slept, more on a busy
+    machine, and not what the fast run cost. Both processes report the same."""
     fast, slow = found[0]["stragglers"][0], found[0]["stragglers"][number]
     told = slow["stragglers"]
     assert told == found[1]["stragglers"][number]["stragglers"]
     assert (told["process"], told["cause"]) == (process, cause)
-    truth_s = slow["total_s"] - fast["total_s"]
-    assert told["cost_s"] == pytest.approx(STEPS * each_s, rel=0.3)
-    assert told["cost_s"] == pytest.approx(truth_s, rel=0.3)
+    slept_s = STEPS * each_s
+    assert 0.7 * slept_s < told["cost_s"] < 2 * slept_s
+    assert fast["stragglers"]["cost_s"] < 0.5 * slept_s
     (line,) = [line for line in slow["lines"] if line.startswith("processes")]
     assert f"process {process} (" in line and words in line and "% of the time" in line
 
