@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from benchmarks.measure import Row, Spread, alternate, say, speedup, spread, text_s
+from benchmarks.measure import Row, Spread, alternate, say, speedup, spread, text_s, timed
 from benchmarks.models import mlp
 from benchmarks.paced import Paced
 from paceline.check.audit import replicas
@@ -50,8 +50,8 @@ def _beside_a_sum(devices: int, *, quick: bool) -> Row:
     specs = (whole,) * len(leaves)
     times = alternate(
         {
-            "sum": _timed(lambda: plain(*leaves)),
-            "audit": _timed(lambda: fingerprints(leaves, mesh=mesh, specs=specs)),
+            "sum": timed(lambda: plain(*leaves)),
+            "audit": timed(lambda: fingerprints(leaves, mesh=mesh, specs=specs)),
         },
         repeats=5 if quick else 21,
     )
@@ -65,7 +65,7 @@ def _beside_a_sum(devices: int, *, quick: bool) -> Row:
 def _share_of_a_run(paced: Paced, devices: int, *, quick: bool) -> Row:
     """One audit of the state, from call to result, over the steps between two of them."""
     step_s = paced.run_bare(paced.placed, steps=15, place=lambda batch: batch.data)
-    times = alternate({"audit": _timed(lambda: replicas(paced.state))}, repeats=5 if quick else 21)["audit"]
+    times = alternate({"audit": timed(lambda: replicas(paced.state))}, repeats=5 if quick else 21)["audit"]
     share = spread(100 * audit_s / (EVERY * step_s) for audit_s in times)
     at = f"{text_s(spread(times).median)} every {EVERY} steps of {text_s(step_s)}"
     return Row(NAME, f"share of a run, MLP 784-512-512 with adam on {devices} devices: {at}", share, "%", at_most=0.1)
@@ -91,7 +91,7 @@ def _short_run(paced: Paced, devices: int, *, quick: bool) -> Row:
 
     def run(every: int) -> Callable[[], float]:
         data: Any = [batches[number % len(batches)] for number in range(steps)]
-        return _timed(lambda: paced.fit(iter(data), steps=steps, audit_every=every))
+        return timed(lambda: paced.fit(iter(data), steps=steps, audit_every=every))
 
     times = alternate({"with": run(EVERY), "without": run(0)}, repeats=3 if quick else 15, limit_s=60)
     say(f"  {steps} steps: {text_s(spread(times['with']).median)} and {text_s(spread(times['without']).median)}")
@@ -100,12 +100,3 @@ def _short_run(paced: Paced, devices: int, *, quick: bool) -> Row:
 
 def _ratio(times: dict[str, list[float]]) -> Spread:
     return spread(audited / bare for audited, bare in zip(times["with"], times["without"], strict=True))
-
-
-def _timed(call: Callable[[], Any]) -> Callable[[], float]:
-    def run() -> float:
-        start_s = time.perf_counter()
-        jax.block_until_ready(call())
-        return time.perf_counter() - start_s
-
-    return run

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks.measure import Row, alternate, say, speedup, spread, text_s
+from benchmarks.measure import Row, alternate, say, speedup, spread, text_s, timed
 from benchmarks.models import mlp
 from paceline.checkpoint.reading import restore
 from paceline.checkpoint.store import Store
@@ -68,10 +68,10 @@ def _beside_orbax(name: str, tree: dict[str, jax.Array], folder: Path, *, repeat
             return bare.restore(folder / "bare", args=ocp.args.PyTreeRestore(restore_args=wanted))
 
         sides = {
-            "save": {"ours": _timed(ours), "bare": _timed(theirs)},
+            "save": {"ours": timed(ours), "bare": timed(theirs)},
             "restore": {
-                "ours": _timed(lambda: restore(store.folder, like=tree).state),
-                "bare": _timed(read_theirs),
+                "ours": timed(lambda: restore(store.folder, like=tree).state),
+                "bare": timed(read_theirs),
             },
         }
         for what, pair in sides.items():
@@ -144,12 +144,3 @@ def _more(times: dict[str, list[float]]) -> Any:
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _timed(call: Callable[[], Any]) -> Callable[[], float]:
-    def run() -> float:
-        start_s = time.perf_counter()
-        jax.block_until_ready(call())
-        return time.perf_counter() - start_s
-
-    return run

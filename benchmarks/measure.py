@@ -154,6 +154,18 @@ def text_s(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
+def timed(call: Callable[[], Any]) -> Side:
+    """One repeat: seconds of the call, until what it returns is computed."""
+    import jax  # the parent of the workers needs no jax
+
+    def run() -> float:
+        start_s = time.perf_counter()
+        jax.block_until_ready(call())
+        return time.perf_counter() - start_s
+
+    return run
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

@@ -172,11 +172,11 @@ def test_a_later_attempt_knows_the_run_of_the_one_before(monkeypatch, tmp_path):
     monkeypatch.setenv(launched.PROCESS_INDEX, "0")
     monkeypatch.setenv(launched.ATTEMPT, "0")
     several.remember_run(str(tmp_path / "runs" / "x"))
-    assert several.launch_folder.run_of_earlier_attempt() is None
+    assert several.run_of_earlier_attempt() is None
     monkeypatch.setenv(launched.ATTEMPT, "1")
-    assert several.launch_folder.run_of_earlier_attempt() == str(tmp_path / "runs" / "x")
+    assert several.run_of_earlier_attempt() == str(tmp_path / "runs" / "x")
     monkeypatch.setenv(launched.LAUNCH_FOLDER, str(tmp_path / "other"))
-    assert several.launch_folder.run_of_earlier_attempt() is None
+    assert several.run_of_earlier_attempt() is None
 
 
 @pytest.mark.parametrize(

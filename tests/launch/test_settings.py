@@ -14,8 +14,9 @@ import pytest
 
 from paceline.base.errors import OptionError, ProcessError, RunFolderError
 from paceline.launch import settings
-from paceline.launch.machine import free_port, gpu_count, is_port_free, usable_cores
+from paceline.launch.machine import gpu_count, is_port_free, usable_cores
 from paceline.launch.settings import Launch, check, make_logs, runnable
+from paceline.topology.membership import free_port
 
 GOOD = Launch([sys.executable], 1)
 

@@ -6,6 +6,7 @@ Not here: everything else (`checkpoint.reading`).
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from paceline.checkpoint.reading import Restored
 from paceline.checkpoint.reading import restore as read
 from paceline.engine.state import TrainState, add_device_axis
 from paceline.topology.mesh import data_mesh, replicated, split_rows
@@ -32,16 +34,20 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: int | None = None)
     Returns: a new state; `like` is left as it is.
     Raises: CheckpointError: no checkpoint, a damaged one, or one of another model, with the leaves named.
     """
+    return restore_kept(path, like=like, step=step).state
+
+
+def restore_kept(path: str | os.PathLike[str], *, like: Any, **options: Any) -> Restored:
+    """As `checkpoint.reading.restore`, whose options it takes, for a state as any scheme keeps it."""
     if not (isinstance(like, TrainState) and np.ndim(like.step) == 1):
-        return read(path, like=like, step=step).state
+        return read(path, like=like, **options)
     mesh = _mesh(like.step)
     single = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=replicated(mesh)), like
     )
-    state = read(path, like=single, step=step).state
-    return jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=split_rows(mesh))(
-        state, num_devices=mesh.size
-    )
+    found = read(path, like=single, **options)
+    add_axis = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=split_rows(mesh))
+    return dataclasses.replace(found, state=add_axis(found.state, num_devices=mesh.size))
 
 
 def _mesh(counter: Any) -> Mesh:

@@ -195,21 +195,15 @@ def _no_number(name: str, value: str) -> OptionError:
     )
 
 
-class LaunchFolder:
-    """What the attempts of one launch tell each other: the folder of the run."""
-
-    def run_of_earlier_attempt(self) -> str | None:
-        """The run folder of the attempt before this one; None at the first attempt, or if that came to none."""
-        folder = os.environ.get(launched.LAUNCH_FOLDER)
-        if folder is None or os.environ.get(launched.ATTEMPT, "0") == "0":
-            return None
-        try:
-            return (Path(folder) / _RUN_FILE).read_text() or None
-        except OSError:
-            return None
-
-
-launch_folder = LaunchFolder()
+def run_of_earlier_attempt() -> str | None:
+    """The run folder of the attempt of this launch before this one; None at the first, or if that came to none."""
+    folder = os.environ.get(launched.LAUNCH_FOLDER)
+    if folder is None or os.environ.get(launched.ATTEMPT, "0") == "0":
+        return None
+    try:
+        return (Path(folder) / _RUN_FILE).read_text() or None
+    except OSError:
+        return None
 
 
 def remember_run(path: str) -> None:

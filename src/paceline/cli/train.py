@@ -22,7 +22,7 @@ from paceline.checkpoint.weights import import_weights
 from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
 from paceline.cli.reporting import reporting
 from paceline.cli.run_options import RunOptions
-from paceline.cli.several import join, launch_folder, remember_run
+from paceline.cli.several import join, remember_run, run_of_earlier_attempt
 from paceline.data.source import BatchStream, Source, as_source
 from paceline.engine.state import TrainState
 from paceline.engine.usercode import user_code
@@ -131,7 +131,7 @@ def _where(options: RunOptions, run_name: str) -> tuple[str, Resume]:
         )
 
     def choose() -> str:
-        again = launch_folder.run_of_earlier_attempt()
+        again = run_of_earlier_attempt()
         if again is not None or options.run is not None:
             return json.dumps([again or options.run, again is not None])
         anew = resume is False or resume == "auto"

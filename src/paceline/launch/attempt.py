@@ -19,7 +19,6 @@ from typing import Literal
 from paceline.base.exits import INTERRUPTED, LOST_PEER, TERMINATED
 from paceline.base.units import format_duration
 from paceline.launch.child import Child, start
-from paceline.launch.machine import free_port
 from paceline.launch.report import (
     Failure,
     ending,
@@ -37,6 +36,7 @@ from paceline.launch.settings import Launch
 from paceline.launch.signals import Signals
 from paceline.launch.stacks import collect
 from paceline.launch.watchdog import Hang, Stalled, Watchdog
+from paceline.topology.membership import free_port
 
 Reason = Literal["done", "failed", "hung", "interrupted"]
 

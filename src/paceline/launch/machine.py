@@ -49,13 +49,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def free_port() -> int:
-    """A TCP port on which nothing listens, chosen by the kernel."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def is_port_free(port: int) -> bool:
     """Whether a program could listen on the port; connections that an ended one left behind do not count."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):

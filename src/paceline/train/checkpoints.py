@@ -97,8 +97,7 @@ class RunIdentity:
                 what=f"the checkpoint of step {step} is of another run: {'; '.join(odd)}",
                 why="the rows of each step follow from these, so the run would see some twice and others never",
                 fix="use the same task, data, --batch, --seed and --remainder; to begin a new run from these "
-                "weights, export "
-                "them (paceline export) and start with --weights",
+                "weights, export them (paceline export) and start with --weights",
             )
 
 

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-
 from paceline.base.errors import CheckpointError, OptionError
 from paceline.checkpoint.files import step_folders
-from paceline.checkpoint.reading import read_meta, restore
+from paceline.checkpoint.reading import read_meta
+from paceline.checkpoint.restore import restore_kept
 from paceline.engine.placement import is_placed
-from paceline.engine.state import TrainState, drop_device_axis, place_state
+from paceline.engine.state import TrainState, drop_device_axis
 from paceline.engine.update import StepSpec
 from paceline.telemetry.folder import RUN_FILE
-from paceline.topology.mesh import replicated
 from paceline.topology.processes import Processes
 
 Resume = bool | int | Literal["auto"]
@@ -75,8 +73,8 @@ def resume(
     said: list[str] = []
     step = None if how is True or how == "auto" else int(how)
     try:
-        restored = restore(
-            folder, like=_single_shapes(state, spec), step=step, say=said.append,
+        restored = restore_kept(
+            folder, like=state, step=step, say=said.append,
             agree=lambda sound: all(text == "1" for text in processes.exchange("sound", str(int(sound)))),
         )  # fmt: skip
     except CheckpointError as error:
@@ -88,16 +86,15 @@ def resume(
             why="it does not say which rows were seen, so the run could not go on where it stopped",
             fix="read it with paceline.restore and begin a new run with that state",
         )
-    return Resumed(_as_kept(restored.state, spec), restored.meta, restored.step, tuple(said))
+    return Resumed(restored.state, restored.meta, restored.step, tuple(said))
 
 
 def _check_task(folder: Path, step: int | None, *, task: str, error: CheckpointError) -> None:
     """Raise CheckpointError if the checkpoint that does not fit is that of another task, which says more than its
     leaves."""
     try:
-        saved = read_meta(folder, step if step is not None else max(step_folders(folder / "checkpoints")))["run"][
-            "task"
-        ]
+        latest = max(step_folders(folder / "checkpoints")) if step is None else step
+        saved = read_meta(folder, latest)["run"]["task"]
     except (CheckpointError, KeyError, ValueError):
         return
     if saved != task:
@@ -127,23 +124,6 @@ def _check(run: object, how: object) -> None:
 def _holds_checkpoints(folder: Path) -> bool:
     """Whether a run lies there that has saved something: one that was killed in its first save has not."""
     return (folder / RUN_FILE).is_file() and bool(step_folders(folder / "checkpoints"))
-
-
-def _single_shapes(state: TrainState, spec: StepSpec) -> Any:
-    """Shapes and places of the state without device axis."""
-    axes = 1 if spec.parallel.scheme == "pmap" else 0
-
-    def shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        place = replicated(spec.mesh) if axes else leaf.sharding
-        return jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype, sharding=place)
-
-    return jax.tree.map(shape, state)
-
-
-def _as_kept(state: TrainState, spec: StepSpec) -> TrainState:
-    if spec.parallel.scheme != "pmap":
-        return state
-    return place_state(state, parallel=spec.parallel, mesh=spec.mesh)
 
 
 def single_to_save(spec: StepSpec) -> Callable[[TrainState], TrainState]:

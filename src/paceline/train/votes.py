@@ -11,6 +11,7 @@ votes are about a quarter of a second apart and cost nothing against them.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -104,11 +105,7 @@ class Votes:
         return Wish(Stop(stop), bool(save))
 
 
-_programs: dict[Any, Any] = {}
-
-
+@functools.cache
 def _largest(whole: jax.sharding.NamedSharding) -> Any:
     """``[K, 3]`` to ``[3]``, the largest of each; one program a mesh, over all runs."""
-    if whole not in _programs:
-        _programs[whole] = jax.jit(lambda votes: votes.max(axis=0), out_shardings=whole)
-    return _programs[whole]
+    return jax.jit(lambda votes: votes.max(axis=0), out_shardings=whole)
