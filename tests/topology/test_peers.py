@@ -39,6 +39,10 @@ class Service:
             raise jax.errors.JaxRuntimeError(f"NOT_FOUND: Config key {key} not found.")
         return self.values[key]
 
+    def blocking_key_value_get(self, key, timeout_in_ms):
+        assert key in self.values, f"asked for {key} before it was set"
+        return self.values[key]
+
     def _answer(self):
         if self.cut.is_set():
             threading.Event().wait(5)
@@ -49,7 +53,7 @@ class Service:
 class Team:
     """Monitors of P processes, each with its own way to the store, and what each lost."""
 
-    def __init__(self, count):
+    def __init__(self, count, *, timeout_s=TIMEOUT_S, host=None):
         self.values = {}
         self.services, self.monitors, self.lost = [], [], {}
         for index in range(count):
@@ -57,8 +61,8 @@ class Team:
             service.values = self.values
             self.services.append(service)
             monitor = PeerMonitor(
-                service, index, machines=[f"m{peer}" for peer in range(count)], timeout_s=TIMEOUT_S,
-                on_lost=lambda error, index=index: self.lost.setdefault(index, error),
+                service, index, machines=[f"m{peer}" for peer in range(count)], timeout_s=timeout_s,
+                host=host,                 on_lost=lambda error, index=index: self.lost.setdefault(index, error),
             )  # fmt: skip
             self.monitors.append(monitor)
 
@@ -85,8 +89,8 @@ def team(monkeypatch):
     monkeypatch.setattr(peers, "_NOTICE_S", 0.5)
     made = []
 
-    def make(count=2):
-        made.append(Team(count))
+    def make(count=2, **options):
+        made.append(Team(count, **options))
         return made[-1]
 
     yield make
@@ -116,6 +120,32 @@ def test_a_silent_peer_is_named_with_its_last_place(team):
     assert error.what.startswith(f"process 0 on {HERE} has not heard from process 1 (m1) for ")
     assert error.what.endswith("; it was last at step 41 (input); this process is at step 42 (step)")
     assert "--resume" in error.fix and "network" in error.fix
+
+
+def test_a_death_is_known_long_before_the_time_limit(team):
+    """The kernel closes the connection of process 2: process 0 names it and where it was; process 1 has only ended."""
+    three = team(3, timeout_s=60.0, host="127.0.0.1")
+    three.monitors[2].where = lambda: "step 7 (step)"
+    three.start()
+    time.sleep(0.1)
+    three.monitors[1].finish()
+    for index in (1, 2):
+        three.monitors[index]._line.close()
+    three.await_lost(0)
+    error = three.lost[0]
+    assert error.exit_code == 75 and error.what == f"process 2 (m2) has died at step 7 (step), says process 0 on {HERE}"
+    assert "memory" in error.fix and "--resume" in error.fix
+
+
+def test_a_process_that_ended_as_planned_did_not_die(team):
+    """It says so before its connection closes."""
+    two = team(2, timeout_s=60.0, host="127.0.0.1")
+    two.start()
+    time.sleep(0.1)
+    two.monitors[1].finish()
+    two.monitors[1]._line.close()
+    time.sleep(0.5)
+    assert two.lost == {}
 
 
 def test_a_cut_network_ends_both_sides(team):
