@@ -11,11 +11,12 @@ import optax
 import pytest
 
 import paceline
+from paceline.data.example import read_example
 from paceline.doctor import memory as memory_module
 from paceline.doctor.finding import Finding
 from paceline.doctor.memory import StepMemory, device_memory, judge_memory
 from paceline.doctor.preflight import preflight
-from paceline.doctor.subject import Subject, abstract_program, read_example
+from paceline.doctor.subject import Subject, abstract_program
 from paceline.engine.parallel import Parallel
 from paceline.topology import devices as devices_module
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax import Array
 
 from paceline.base.errors import OptionError, ReplicationError
@@ -115,7 +116,7 @@ def _numbers(argnums: Any, count: int) -> tuple[int, ...]:
     return numbers
 
 
-def check_step(step: StepFunction, state: TrainState, *, batch: Any, valid: Array) -> None:
+def check_step(step: StepFunction, state: TrainState, *, batch: Any, valid: Array | jax.ShapeDtypeStruct) -> None:
     """Raise ReplicationError if a step would leave the devices with different states.
 
     The program of `global_view` has no devices, so nothing in it can differ. Leaves that a placement splits are parts

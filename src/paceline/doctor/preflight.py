@@ -19,12 +19,13 @@ from paceline.check.dataflow import Draw
 from paceline.check.keys import KeyFinding, draws, key_findings
 from paceline.check.replication import check_step
 from paceline.data.batch import HostBatch, valid_rows
+from paceline.data.example import Example, read_example
 from paceline.data.share import whole_share
 from paceline.doctor.batch import batch_findings
 from paceline.doctor.finding import Finding, error_finding, not_run
 from paceline.doctor.memory import memory_findings
 from paceline.doctor.shapes import batch_shape_findings, state_findings
-from paceline.doctor.subject import Example, Program, Subject, abstract_program, read_example
+from paceline.doctor.subject import Program, Subject, abstract_program
 from paceline.engine.usercode import user_code, with_data_axis
 from paceline.train.batching import DataOptions, Reading, Start, plan_run, refuse_padding
 

@@ -12,9 +12,11 @@ import numpy as np
 
 from paceline.base.errors import PacelineError
 from paceline.base.units import format_bytes, format_count
+from paceline.data.example import Example
 from paceline.data.tree import check_integers, count_rows, label
 from paceline.doctor.finding import Finding, error_finding
-from paceline.doctor.subject import Example, Program, Subject, device_dtype
+from paceline.doctor.subject import Program, Subject
+from paceline.engine.abstract import device_dtype
 from paceline.tasks.tree import named_leaves
 
 

@@ -1,6 +1,6 @@
 """The run that the doctor looks at, and its arrays as shapes.
 
-Owns: `Subject`, one row of its data, its state and batch as the step takes them.
+Owns: `Subject`, its state and batch as the step takes them.
 Invariant: a model too large for this machine is examined all the same; only its shapes are made.
 """
 
@@ -11,20 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 import optax
-from jax import Array
 
-from paceline.base.errors import DataError
 from paceline.data.batch import Remainder
-from paceline.data.source import BatchStream, as_source
-from paceline.data.tree import map_leaves, named_leaves, to_host
+from paceline.data.example import Example
+from paceline.data.tree import map_leaves
+from paceline.engine.abstract import abstract_arguments, shape_of, without_device_axis
 from paceline.engine.parallel import Parallel
-from paceline.engine.placement import state_shardings
 from paceline.engine.state import TrainState
-from paceline.engine.step import StepFunction, batch_sharding
+from paceline.engine.step import StepFunction
 from paceline.engine.update import Schedule, StepSpec
-from paceline.engine.usercode import user_code
 from paceline.tasks.task import Task
 from paceline.train.trainer import Trainer
 
@@ -67,57 +63,20 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Example:
-    """What the data looks like, from its first row or its first batch.
-
-    Args:
-      leaves: name, shape with the rows in front, and dtype on the host of each leaf.
-      structure: the tree, with a host array of a row or a batch at each leaf.
-      source_rows: rows of the source; None for ready batches.
-      rows: leading size of the first leaf: 1 of a row, b of a batch.
-    """
-
-    leaves: tuple[tuple[str, tuple[int, ...], np.dtype], ...]
-    structure: Any
-    source_rows: int | None
-    rows: int
-
-
-def read_example(data: Any) -> Example:
-    """The first row, or the first ready batch, whose iterator it takes the batch from.
-
-    Raises: DataError: no source, no batch, or what no device holds. TaskError: the user's data raised.
-    """
-    with user_code("the data of the run", when="to read its first row"):
-        source = as_source(data)
-        if isinstance(source, BatchStream):
-            first = next(iter(source), None)
-            if first is None:
-                raise DataError(
-                    what="the data yields no batch", why="there is nothing to train on", fix="check the iterator"
-                )
-            tree, rows = to_host(first, noun="batch"), None
-        else:
-            tree, rows = source.read(np.zeros(1, np.int64)), len(source)
-    leaves = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in named_leaves(tree))
-    return Example(leaves, tree, rows, leaves[0][1][0] if leaves and leaves[0][1] else 0)
-
-
-@dataclass(frozen=True)
 class Program:
     """The step of a subject with abstract arguments.
 
     Args:
       step: not compiled yet.
       state, batch: shapes, as the scheme wants them.
-      valid: the mask of a full batch, the one array that is made.
+      valid: the mask of a full batch.
       one_device: parameters, model state and batch as one device would have them, for the loss alone.
     """
 
     step: StepFunction
     state: TrainState
     batch: Any
-    valid: Array
+    valid: jax.ShapeDtypeStruct
     one_device: tuple[Any, Any, Any]
 
 
@@ -127,43 +86,8 @@ def abstract_program(subject: Subject, example: Example, *, rows: int) -> Progra
     Raises: TaskError, StateError: the init cannot be traced, or makes what cannot be trained.
     """
     trainer = subject.trainer
-    spec = StepSpec(subject.task, subject.optimizer, subject.parallel, trainer.mesh, subject.schedule)
-    step = StepFunction(spec)
-    state = abstract_state(trainer)
-    places = state_shardings(state, parallel=subject.parallel, mesh=trainer.mesh)
-    lead = (trainer.num_devices, rows // trainer.num_devices) if subject.parallel.scheme == "pmap" else (rows,)
-    split = batch_sharding(step.spec)
-
-    def of_batch(leaf: Any) -> jax.ShapeDtypeStruct:
-        return _shape((*lead, *leaf.shape[1:]), leaf.dtype, split)
-
-    whole = map_leaves(lambda leaf: _shape((rows, *leaf.shape[1:]), leaf.dtype), example.structure)
-    single = _without_axis((state.params, state.model_state), subject.parallel)
-    return Program(
-        step,
-        jax.tree.map(lambda leaf, place: _shape(leaf.shape, leaf.dtype, place), state, places),
-        map_leaves(of_batch, example.structure),
-        jax.device_put(np.ones(lead, bool), split),
-        (*single, whole),
-    )
-
-
-def abstract_state(trainer: Trainer) -> TrainState:
-    """The first state of a trainer, as shapes."""
-    return jax.eval_shape(lambda: trainer.init(seed=0))
-
-
-def _without_axis(tree: Any, parallel: Parallel) -> Any:
-    if parallel.scheme != "pmap":
-        return tree
-    return jax.tree.map(lambda leaf: _shape(leaf.shape[1:], leaf.dtype), tree)
-
-
-def _shape(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """With the dtype that the array has on a device: float32 for float64 without x64."""
-    return jax.ShapeDtypeStruct(shape, device_dtype(dtype), sharding=sharding)
-
-
-def device_dtype(dtype: Any) -> Any:
-    """What a host array of that dtype becomes on a device. Extended dtypes, such as keys, stay."""
-    return jax.dtypes.canonicalize_dtype(dtype) if isinstance(dtype, np.dtype) else dtype
+    step = StepFunction(StepSpec(subject.task, subject.optimizer, subject.parallel, trainer.mesh, subject.schedule))
+    made = abstract_arguments(step.spec, example.structure, rows=rows)
+    whole = map_leaves(lambda leaf: shape_of((rows, *leaf.shape[1:]), leaf.dtype), example.structure)
+    single = without_device_axis((made.state.params, made.state.model_state), step.spec)
+    return Program(step, made.state, made.batch, made.valid, (*single, whole))
