@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 import paceline
-from benchmarks.tasks.synthetic import Synthetic
+from paceline.data.synthetic import Synthetic
 
 VOCABULARY = 50304
 """GPT-2's 50257, padded to a multiple of 64."""

@@ -19,7 +19,7 @@ from flax import nnx
 from jax import Array
 
 import paceline
-from benchmarks.tasks.synthetic import Synthetic
+from paceline.data.synthetic import Synthetic
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Rows that are made when they are read, so that a data set of any size costs no memory."""
+"""Rows that are made when they are read, so that a data set of any size costs no memory.
+
+Owns: `Synthetic`, for measuring throughput and for plans where the real data is not at hand.
+Invariant: a row depends on its index alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ class Synthetic:
     """A map-style data set.
 
     Args:
-      make: the row of a random generator.
+      make: the row of a random generator, a dict of arrays.
       rows: its length.
     """
 

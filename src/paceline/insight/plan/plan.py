@@ -1,0 +1,278 @@
+"""`make_plan`: the answer for one way to run a step.
+
+Owns: which numbers a plan has and how they follow from compiled steps and the model of time.
+Not here: the compilations (`plan.programs`), the words (`plan.words`), several ways side by side (`plan.compare`).
+Invariant: a number that was not compiled but read off a line between compiled ones says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.base.errors import BatchSizeError, OptionError
+from paceline.base.units import format_count
+from paceline.engine.parallel import Parallel
+from paceline.insight.hardware.machine import Machine
+from paceline.insight.memory.advice import Advice
+from paceline.insight.memory.largest import MemoryFitError, largest_batch
+from paceline.insight.memory.limits import Limit, program_limit
+from paceline.insight.memory.model import MemoryModel
+from paceline.insight.model.predict import StepTime, efficiency_curve, predict
+from paceline.insight.model.roofline import check_rate, shortest_step_s
+from paceline.insight.noise import TwoNumbers, UsefulDevices, two_numbers, useful_devices
+from paceline.insight.plan.programs import Programs, StepProgram
+from paceline.insight.plan.rows import timeline_at
+from paceline.insight.timeline import Timeline
+
+MOST_DEVICES = 4096
+GOOD_EFFICIENCY = 0.9
+
+_QUICK_S = 15.0
+"""Where two compilations took no longer, the largest batch is compiled too without being asked for."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked beside the machine and the way to run.
+
+    Args:
+      batch: rows B of the global batch.
+      rate: measured samples/s of one device with B/K rows; None to predict it.
+      input_rate: rows/s that the input of one node can make for its devices; None: it keeps up.
+      samples: how many are to be trained on, for time and cost.
+      price: of one device for an hour, in any currency.
+      noise_scale: gradient noise scale [rows] of the task, from a run; None: unknown.
+      confirm: compile the largest batch instead of reading it off a line.
+    """
+
+    batch: int
+    rate: float | None = None
+    input_rate: float | None = None
+    samples: int | None = None
+    price: float | None = None
+    noise_scale: float | None = None
+    confirm: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "input_rate", "samples", "price", "noise_scale"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                flag = name.replace("_", "-")
+                raise OptionError(
+                    what=f"--{flag} {value:g}", why="it must be above 0", fix=f"leave --{flag} out, or give a number"
+                )
+
+
+@dataclass(frozen=True)
+class LargestRows:
+    """The most rows a device that fit.
+
+    Args:
+      rows: 0 if not even n rows fit.
+      compiled: whether the compiler confirmed it; else it is read off the line through two compiled batches.
+      is_bounded: whether more would not fit; else there is no more data.
+    """
+
+    rows: int
+    compiled: bool
+    is_bounded: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer for one way to run.
+
+    Args:
+      machine, ask: the question.
+      notes: what stands in for what, and what was assumed.
+      step_program: the compiled step.
+      limit: of a program's memory on the device.
+      time: of a step on K devices.
+      curve: of a step on 1 to `MOST_DEVICES` devices with the same rows a device.
+      largest: most rows a device that fit.
+      efficient_rows: fewest rows a device at which E_K is `GOOD_EFFICIENCY`; None if no batch that fits reaches it.
+      ways_out: what to change, where it does not fit.
+      statistical: hardware and statistical efficiency; None without a noise scale.
+      useful: how far more devices shorten the time to a loss; None without a noise scale.
+    """
+
+    machine: Machine
+    ask: Ask
+    notes: tuple[str, ...]
+    step_program: StepProgram
+    limit: Limit
+    time: StepTime
+    curve: tuple[StepTime, ...]
+    largest: LargestRows
+    efficient_rows: int | None
+    ways_out: tuple[Advice, ...] = ()
+    statistical: TwoNumbers | None = None
+    useful: UsefulDevices | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows a device, B/K."""
+        return self.step_program.rows
+
+    @property
+    def devices(self) -> int:
+        """K."""
+        return self.machine.num_devices
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits with the largest pool that leaves room for the runtime."""
+        return self.step_program.memory.peak <= self.limit.most_bytes
+
+    @property
+    def single_rate(self) -> float:
+        """S_1, samples/s."""
+        return self.rows / self.time.one_device_step_s
+
+    def rate(self, time: StepTime) -> float:
+        """S_K of a point of the curve, samples/s."""
+        return self.rows * time.devices / time.step_s
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of forward, backward and update for a row."""
+        return self.step_program.program.work.total_flops / self.rows
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the device's peak that the step's products reach on K devices; None if the step has none."""
+        shortest = shortest_step_s(self.step_program.timeline, self.machine.device)
+        return shortest / self.time.step_s if shortest else None
+
+
+def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: Ask, notes: tuple[str, ...]) -> Plan:
+    """Compile the step for two batches and predict the rest.
+
+    Raises: BatchSizeError: B does not split over K devices and n microbatches. RateError: a rate that the device cannot
+      reach. CompileError, TaskError and their kin: no step can be made.
+    """
+    rows = rows_per_device(ask.batch, devices=machine.num_devices, accumulation=parallel.accumulation)
+    first, second = programs.several([(parallel, rows), (parallel, 2 * rows)])
+    scale = _scale(first, machine, ask=ask)
+
+    def input_s(share: int) -> float:
+        return 0.0 if ask.input_rate is None else share / ask.input_rate
+
+    def predicted(timeline: Timeline, share: int) -> StepTime:
+        return predict(timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share))
+
+    def at(share: int) -> Timeline:
+        return timeline_at(share, (rows, first.timeline), (2 * rows, second.timeline))
+
+    limit = program_limit(round(machine.device.memory_bytes))
+    time = predicted(first.timeline, rows)
+    quick = first.compiled.compile_s + second.compiled.compile_s < _QUICK_S
+    largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
+    measured_s = scale(first.timeline)
+    curve = efficiency_curve(
+        first.timeline, machine, _counts(machine), measured_step_s=measured_s, input_s=input_s(rows)
+    )
+    efficient = _efficient_rows(lambda share: predicted(at(share), share).efficiency, parallel, most=largest.rows)
+    statistical, useful = _statistical(ask, curve, rows=rows, devices=machine.num_devices)
+    fits = first.memory.peak <= limit.most_bytes
+    ways_out = () if fits else tuple(programs.ways_out(first, limit_bytes=limit.most_bytes))
+    said = (*machine.notes, *notes, *_unread(first))
+    return Plan(machine, ask, said, first, limit, time, tuple(curve), largest, efficient, ways_out, statistical, useful)
+
+
+def _unread(step: StepProgram) -> list[str]:
+    """What of the program could not be read, so that its time is unknown and left out."""
+    program = step.program
+    unknown = ", ".join(f"{name} ({count})" for name, count in program.unknown.items())
+    notes = [f"not counted, since its operations are unknown: {unknown}"] if unknown else []
+    notes += [
+        f"the program does not say how often a loop runs; it counts once: {name}" for name in program.unknown_loops
+    ]
+    return [*notes, *program.assumed]
+
+
+def rows_per_device(batch: int, *, devices: int, accumulation: int) -> int:
+    """B/K. Raises: BatchSizeError: B is no multiple of K n."""
+    unit = devices * accumulation
+    if batch % unit:
+        below, above = batch // unit * unit, -(-batch // unit) * unit
+        split = format_count(devices, "device") + (f" in {accumulation} microbatches" if accumulation > 1 else "")
+        raise BatchSizeError(
+            what=f"a batch of {format_count(batch, 'row')} does not split over {split}",
+            why="every device must have the same number of rows",
+            fix=f"use --batch {above}" + (f" or {below}" if below else ""),
+        )
+    return batch // devices
+
+
+def _scale(first: StepProgram, machine: Machine, *, ask: Ask) -> Callable[[Timeline], float | None]:
+    """The measured seconds of a one-device step, for any timeline: the prediction, corrected by what was measured."""
+    if ask.rate is None:
+        return lambda timeline: None
+    measured = check_rate(first.timeline, machine.device, rows=first.rows, rate=ask.rate)
+    predicted = predict(first.timeline, machine, devices=1).one_device_step_s
+    return lambda timeline: measured / predicted * predict(timeline, machine, devices=1).one_device_step_s
+
+
+def _largest(
+    programs: Programs, parallel: Parallel, limit: Limit, *, known: list[StepProgram], confirm: bool
+) -> LargestRows:
+    unit, there = parallel.accumulation, programs.work.source_rows
+    most = None if there is None else max(there // programs.devices, unit)
+
+    def peak_of(rows: int) -> int:
+        return programs.one(parallel, rows).memory.peak
+
+    if confirm:
+        try:
+            found = largest_batch(
+                peak_of, limit_bytes=limit.most_bytes, start_rows=known[0].rows, multiple=unit, most_rows=most
+            )
+            return LargestRows(found.rows, True, is_bounded=found.is_bounded)
+        except MemoryFitError:
+            return LargestRows(0, True)
+    line = MemoryModel({step.rows: step.memory.peak for step in known})
+    fitting = line.rows_for(limit.most_bytes) // unit * unit
+    return (
+        LargestRows(fitting, False) if most is None or fitting <= most else LargestRows(most, False, is_bounded=False)
+    )
+
+
+def _efficient_rows(efficiency: Callable[[int], float], parallel: Parallel, *, most: int) -> int | None:
+    """The fewest rows a device with E_K of 90 % or more, by bisection: it grows with the rows."""
+    unit = parallel.accumulation
+    low, high = 0, max(most // unit, 1)
+    if most < unit or efficiency(high * unit) < GOOD_EFFICIENCY:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if efficiency(middle * unit) >= GOOD_EFFICIENCY else (middle, high)
+    return high * unit
+
+
+def _counts(machine: Machine) -> list[int]:
+    """1, 2, 4, ... and the machine's own K, as far as a network is known between nodes."""
+    most = MOST_DEVICES if _grows(machine) else machine.devices_per_node * machine.nodes
+    powers = [1 << power for power in range(MOST_DEVICES.bit_length()) if 1 << power <= most]
+    return sorted({*powers, machine.num_devices})
+
+
+def _grows(machine: Machine) -> bool:
+    return machine.network is not None or machine.device.network is not None
+
+
+def _statistical(
+    ask: Ask, curve: Sequence[StepTime], *, rows: int, devices: int
+) -> tuple[TwoNumbers | None, UsefulDevices | None]:
+    if ask.noise_scale is None:
+        return None, None
+    rates = {time.devices: rows * time.devices / time.step_s for time in curve}
+    numbers = two_numbers(
+        devices, throughput=rates[devices], single=rates[1], batch=rows * devices, single_batch=rows,
+        noise_scale=ask.noise_scale,
+    )  # fmt: skip
+    useful = useful_devices(
+        rates.__getitem__, sorted(rates), batch=lambda count: rows * count, noise_scale=ask.noise_scale
+    )
+    return numbers, useful

@@ -1,0 +1,164 @@
+"""A plan as text for the terminal.
+
+Owns: the order of the lines and their words, the curve as a plot of text.
+Invariant: no number is calculated here that the JSON object has not.
+"""
+
+from __future__ import annotations
+
+from paceline.base.units import format_bytes, format_count, format_duration, format_percent, format_rate
+from paceline.insight.noise import format_rows
+from paceline.insight.plan.document import cost_of
+from paceline.insight.plan.plan import GOOD_EFFICIENCY, Plan
+from paceline.insight.timeline import each_collective
+
+_BAR = 40
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """All that a plan says."""
+    parallel = plan.step_program.parallel
+    ways = f"{parallel.scheme}, {parallel.placement}, {parallel.precision}"
+    head = f"plan for {plan.machine.name}: batch {plan.ask.batch:,} = {plan.devices} x {plan.rows:,} rows, {ways}"
+    if parallel.accumulation > 1:
+        head += f", {parallel.accumulation} microbatches"
+    return [
+        head,
+        *(f"  note: {note}" for note in plan.notes),
+        "",
+        *_memory_lines(plan),
+        "",
+        *_speed_lines(plan),
+        "",
+        *_batch_lines(plan),
+        *_cost_lines(plan),
+        *_statistical_lines(plan),
+        "",
+        *curve_lines(plan),
+    ]
+
+
+def verdict(plan: Plan) -> str:
+    """``fits``, ``fits with ...`` or ``does not fit``, with the margin."""
+    peak, limit = plan.step_program.memory.peak, plan.limit
+    if peak <= limit.default_bytes:
+        left = format_bytes(limit.default_bytes - peak)
+        return (
+            f"fits: {format_bytes(peak)} of {format_bytes(limit.default_bytes)} a program has by default, {left} left"
+        )
+    if peak <= limit.most_bytes:
+        left = format_bytes(limit.most_bytes - peak)
+        return (
+            f"fits with XLA_CLIENT_MEM_FRACTION={limit.largest_share}: {format_bytes(peak)} of "
+            f"{format_bytes(limit.most_bytes)}, {left} left; not in the default {format_bytes(limit.default_bytes)}"
+        )
+    over = format_bytes(peak - limit.most_bytes)
+    return (
+        f"does not fit: {format_bytes(peak)}, {over} more than the {format_bytes(limit.most_bytes)} a program can have"
+    )
+
+
+def _memory_lines(plan: Plan) -> list[str]:
+    parts = plan.step_program.memory.parts()
+    lines = [f"memory      {verdict(plan)}"]
+    lines += [f"            {format_bytes(size):>9}  {name}" for name, size in parts.items()]
+    return lines + [f"  way out:  {advice.text()}" for advice in plan.ways_out]
+
+
+def _speed_lines(plan: Plan) -> list[str]:
+    time, terms = plan.time, plan.time.terms
+    how = "measured, as given" if plan.ask.rate is not None else "predicted"
+    percent = f"E_{plan.devices} {time.efficiency:.1%}"
+    if plan.devices > 1:
+        percent += f" (80 % interval {time.efficiency_low:.1%} to {time.efficiency_high:.1%})"
+    used = "" if plan.utilisation is None else f", {format_percent(plan.utilisation)} of the device's peak"
+    return [
+        f"work        {plan.flops_per_sample / 1e9:,.4g} GFLOP a sample{used}",
+        f"speed       S_1 {format_rate(plan.single_rate)} ({how}), S_{plan.devices} {format_rate(plan.rate(time))}, "
+        f"{percent}",
+        f"step        {format_duration(time.step_s)}: "
+        + ", ".join(f"{format_duration(terms[key])} {words}" for key, words in _TERMS.items() if terms[key] > 0),
+        f"wire        {_wire(plan)}",
+        f"limited by  {time.binding}",
+    ]
+
+
+_TERMS = {
+    "compute_s": "compute",
+    "contention_s": "slowed by communication",
+    "exposed_s": "exposed communication",
+    "jitter_s": "waiting for the slowest",
+    "input_s": "waiting for input",
+    "host_s": "host",
+}
+
+
+def _wire(plan: Plan) -> str:
+    uses = plan.step_program.program.collectives
+    if not uses or plan.devices == 1:
+        return "no communication"
+    sizes = plan.step_program.program.wire_bytes_by_dtype
+    sent = " and ".join(f"{format_bytes(size)} as {dtype}" for dtype, size in sizes.items())
+    times = sum(times for _, times in each_collective(plan.step_program.timeline))
+    blocking = sum(use.times for use in uses if use.blocking)
+    hidden, exposed = plan.time.terms["hidden_s"], plan.time.terms["exposed_s"]
+    return (
+        f"{sent} a step in {format_count(times, 'collective')}, {blocking} of them blocking; "
+        f"{format_duration(exposed)} exposed, {format_duration(hidden)} hidden behind compute"
+    )
+
+
+def _batch_lines(plan: Plan) -> list[str]:
+    largest = plan.largest
+    about = "" if largest.compiled or not largest.is_bounded else "about "
+    how = "compiled" if largest.compiled else "read off the line through two compiled batches; --confirm compiles it"
+    how = how if largest.is_bounded else "all rows of the data"
+    lines = [
+        f"batch       largest that fits: {about}{format_count(largest.rows, 'row')} a device, "
+        f"{about}{largest.rows * plan.devices:,} in all ({how})"
+        if largest.rows
+        else "batch       none fits, however small"
+    ]
+    if plan.devices > 1:
+        least = plan.efficient_rows
+        reach = f"E_{plan.devices} of {GOOD_EFFICIENCY:.0%}"
+        lines.append(
+            f"            {reach} needs {format_count(least, 'row')} a device or more"
+            if least is not None
+            else f"            {reach} is not reached by any batch that fits"
+        )
+    return lines
+
+
+def _cost_lines(plan: Plan) -> list[str]:
+    cost = cost_of(plan)
+    if cost is None:
+        return []
+    hours = f"{format_duration(3600 * cost['hours'])} for {plan.ask.samples:,} samples"
+    price = f", {cost['price']:,.2f} at {plan.ask.price:g} a device-hour" if "price" in cost else ""
+    return [f"cost        {hours}: {cost['device_hours']:,.1f} device-hours{price}"]
+
+
+def _statistical_lines(plan: Plan) -> list[str]:
+    numbers, useful = plan.statistical, plan.useful
+    if numbers is None or useful is None or plan.ask.noise_scale is None:
+        return []
+    beyond = "or more" if useful.is_end else "; beyond that a doubling saves less than 5 % of the time to a loss"
+    return [
+        f"learning    hardware {numbers.hardware:.1%} x statistical {numbers.statistical:.1%} = {numbers.product:.1%} "
+        f"(noise scale {format_rows(plan.ask.noise_scale)})",
+        f"            useful up to {format_count(useful.devices, 'device')} {beyond}".replace(" ;", ";"),
+    ]
+
+
+def curve_lines(plan: Plan) -> list[str]:
+    """E_K by K as bars, with S_K and the interval."""
+    lines = [f"{'devices':>8} {'samples/s':>14}   E_K   80 % interval"]
+    for time in plan.curve:
+        bar = "#" * round(_BAR * min(time.efficiency, 1.0))
+        span = f"{time.efficiency_low:6.1%} to {time.efficiency_high:6.1%}"
+        mark = " <" if time.devices == plan.devices else ""
+        lines.append(
+            f"{time.devices:>8,} {plan.rate(time):>14,.0f} {time.efficiency:6.1%} {span} {bar:<{_BAR}}{mark}".rstrip()
+        )
+    return lines

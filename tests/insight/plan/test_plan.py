@@ -1,0 +1,244 @@
+"""Plans of a small model on the CPU program that stands in for a GPU's, against pencil."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import paceline
+from paceline.base.errors import BatchSizeError, OptionError
+from paceline.engine.parallel import Parallel
+from paceline.insight.hardware.machine import Machine, parse_machine
+from paceline.insight.model.roofline import RateError
+from paceline.insight.plan.compare import compare, compare_lines, ways
+from paceline.insight.plan.document import cost_of, plan_document
+from paceline.insight.plan.place import Place, choose_place
+from paceline.insight.plan.plan import Ask, make_plan, rows_per_device
+from paceline.insight.plan.programs import Programs, Workload
+from paceline.insight.plan.words import plan_lines, verdict
+
+WIDTH = 64
+PARAMS = 2 * WIDTH * WIDTH
+PER_DEVICE = Parallel("per_device")
+
+
+def init(rng: Any) -> dict[str, Any]:
+    return {"first": jnp.zeros((WIDTH, WIDTH)), "second": jnp.zeros((WIDTH, WIDTH))}
+
+
+def loss(params: Any, batch: Any) -> Any:
+    hidden = jnp.tanh(batch["x"] @ params["first"])
+    return jnp.square(hidden @ params["second"] - batch["x"]).sum(-1)
+
+
+WORK = Workload(
+    paceline.task(loss, init=init), optax.sgd(0.1, momentum=0.9), {"x": np.zeros((1, WIDTH), np.float32)}, prefetch=2
+)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return parse_machine("4xA100")
+
+
+@pytest.fixture(scope="module")
+def place(machine) -> Place:
+    """Whatever is installed here, the program for CPUs stands in."""
+    return Place(jax.devices("cpu")[:4], None, is_planned=False, is_cpu=True, notes=("CPU stands in",))
+
+
+@pytest.fixture(scope="module")
+def programs(place) -> Programs:
+    return Programs(WORK, place, devices=4)
+
+
+@pytest.fixture(scope="module")
+def plan(programs, machine, place):
+    ask = Ask(256, samples=3_600_000, price=2.0, noise_scale=1000.0)
+    return make_plan(programs, machine, parallel=PER_DEVICE, ask=ask, notes=place.notes)
+
+
+def test_memory_is_that_of_the_state_by_field(plan):
+    """2 x 64 x 64 float32 parameters, as much momentum, 64 rows of 64 floats and a byte of mask, two more waiting."""
+    parts = plan.step_program.memory.parts()
+    assert parts["parameters"] == parts["optimizer state"] == 4 * PARAMS
+    assert parts["batch"] == 64 * (4 * WIDTH + 1)
+    assert parts["batches ahead"] == 2 * parts["batch"]
+    assert sum(parts.values()) == plan.step_program.memory.peak
+    assert plan.fits
+    assert verdict(plan).startswith("fits: ")
+
+
+def test_work_of_a_sample_is_three_times_its_forward_pass_but_for_the_input_gradient(plan):
+    """Forward 2 x 2 x 64 x 64; backward as much for each weight, and once for the hidden layer: 2 (2 + 2 + 1) 64^2."""
+    assert plan.flops_per_sample == pytest.approx(10 * WIDTH**2, rel=0.01)
+
+
+def test_gradients_cross_the_wire_once_as_float32(plan):
+    """M x 4 bytes; loss, weight and the like are a few bytes more."""
+    sent = plan.step_program.program.gradient_bytes
+    assert sent == {"float32": 4 * PARAMS}
+    assert sum(plan.step_program.program.wire_bytes_by_dtype.values()) < 4 * PARAMS + 100
+
+
+def test_speed_and_efficiency_belong_together(plan):
+    """E_K = S_K / (K S_1), on the curve too; one device has an efficiency of exactly 1."""
+    assert plan.time.efficiency == pytest.approx(plan.rate(plan.time) / (4 * plan.single_rate))
+    assert [time.devices for time in plan.curve] == [2**power for power in range(13)]
+    assert plan.curve[0].efficiency == 1.0
+    assert plan.curve[2].efficiency == pytest.approx(plan.time.efficiency)
+    for time in plan.curve:
+        assert 0 <= time.efficiency_low <= time.efficiency <= time.efficiency_high <= 1
+
+
+def test_a_measured_rate_replaces_the_prediction(programs, machine, place, plan):
+    """64 rows at 64,000 rows/s are a step of 1 ms on one device."""
+    given = make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(256, rate=64_000.0), notes=())
+    assert given.time.one_device_step_s == pytest.approx(1e-3)
+    assert given.single_rate == pytest.approx(64_000.0)
+    assert given.time.efficiency > plan.time.efficiency, "the same communication weighs less in a longer step"
+
+
+def test_a_rate_beyond_the_peak_is_refused(programs, machine):
+    """An A100 does 156 Tflop/s with float32 operands (tfloat32): 40,960 flop a row allow 3.8e9 rows/s."""
+    with pytest.raises(RateError, match="give the rate of one device") as caught:
+        make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(256, rate=4e9), notes=())
+    assert "3.809e+09" in caught.value.fix
+
+
+def test_a_slow_input_is_waited_for(programs, machine):
+    """256 rows of one node at 256 rows/s take a second, and the step all of it."""
+    slow = make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(256, input_rate=256.0), notes=())
+    assert slow.time.step_s == pytest.approx(1.0, rel=0.01)
+    assert "input" in slow.time.binding
+
+
+def test_cost_is_devices_times_hours_times_price(plan):
+    cost = cost_of(plan)
+    assert cost is not None
+    hours = 3_600_000 / plan.rate(plan.time) / 3600
+    assert cost == pytest.approx({"samples": 3_600_000, "hours": hours, "device_hours": 4 * hours, "price": 8 * hours})
+
+
+def test_statistical_efficiency_is_that_of_the_larger_batch(plan):
+    """A row of 256 against one of 64 at a noise scale of 1000: 1064 / 1256."""
+    assert plan.statistical.statistical == pytest.approx(1064 / 1256)
+    assert plan.statistical.hardware == pytest.approx(plan.time.efficiency)
+    assert plan.useful.devices in {time.devices for time in plan.curve}
+
+
+def test_the_largest_batch_fills_the_memory(programs, machine):
+    """On a device where the line ends at about 20,000 rows: compiled, it fits, and 5 % more does not."""
+    small = dataclasses.replace(machine.device, memory_bytes=1.55e9)  # of it the runtime has its share
+    plan = make_plan(
+        programs, dataclasses.replace(machine, device=small), parallel=PER_DEVICE, ask=Ask(256, confirm=True), notes=()
+    )
+    rows = plan.largest.rows
+    assert plan.largest.compiled
+    assert programs.one(PER_DEVICE, rows).memory.peak <= plan.limit.most_bytes
+    assert programs.one(PER_DEVICE, rows * 105 // 100).memory.peak > plan.limit.most_bytes
+    assert plan.efficient_rows is None or plan.efficient_rows <= rows
+
+
+def test_no_batch_is_larger_than_the_data(place, machine):
+    """1,000 rows over 4 devices are 250 a device at most."""
+    few = Programs(dataclasses.replace(WORK, source_rows=1000), place, devices=4)
+    plan = make_plan(few, machine, parallel=PER_DEVICE, ask=Ask(256), notes=())
+    assert plan.largest.rows == 250
+    assert not plan.largest.is_bounded
+    assert "all rows of the data" in "\n".join(plan_lines(plan))
+
+
+def test_what_does_not_fit_comes_with_ways_out_and_their_numbers(place, machine):
+    """100,000 rows a device on one with a tenth of a GB for programs: more microbatches first, with the peak."""
+    small = dataclasses.replace(machine.device, memory_bytes=1.6e9)
+    programs = Programs(dataclasses.replace(WORK, prefetch=0), place, devices=4)
+    machine = dataclasses.replace(machine, device=small)
+    tight = make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(400_000), notes=())
+    assert not tight.fits
+    assert verdict(tight).startswith("does not fit")
+    first = tight.ways_out[0]
+    assert (first.name, first.how) == ("accumulation", "compiled")
+    assert first.bytes is not None and first.bytes < tight.step_program.memory.peak
+
+
+def test_every_number_of_the_text_is_in_the_document(plan):
+    """The document is JSON, and holds what `scale --plan` reads."""
+    document = json.loads(json.dumps(plan_document(plan)))
+    assert document["curve"][2]["devices"] == 4
+    assert document["curve"][2]["samples_per_s"] == pytest.approx(plan.rate(plan.time))
+    assert document["statistical"]["product"] == pytest.approx(plan.statistical.product)
+    text = "\n".join(plan_lines(plan))
+    assert f"E_4 {plan.time.efficiency:.1%}" in text
+    assert "CPU stands in" in text
+
+
+def test_a_batch_that_does_not_split_is_refused_with_its_neighbours():
+    with pytest.raises(BatchSizeError, match="use --batch 32 or 24"):
+        rows_per_device(30, devices=4, accumulation=2)
+    with pytest.raises(BatchSizeError, match="use --batch 8$"):
+        rows_per_device(3, devices=4, accumulation=2)
+
+
+@pytest.mark.parametrize("name", ["rate", "input_rate", "samples", "price", "noise_scale"])
+def test_numbers_below_zero_are_refused(name):
+    value = -1 if name == "samples" else -1.0
+    with pytest.raises(OptionError, match=f"leave --{name.replace('_', '-')} out"):
+        Ask(8, **{name: value})
+
+
+def test_ways_are_compared_one_option_at_a_time(programs, machine):
+    """global_view, two placements, bfloat16, two numbers of microbatches; each is as asked but for that option."""
+    found = list(ways(PER_DEVICE, ("scheme", "placement", "precision", "accumulation"), rows=6))
+    assert [change for change, _ in found] == [
+        "", "--scheme global_view", "--placement zero1", "--placement fsdp", "--precision bfloat16", "--accumulation 2",
+    ]  # fmt: skip
+    assert found[3][1] == Parallel("per_device", placement="fsdp")
+
+    def planned(parallel: Parallel) -> Any:
+        return make_plan(programs, machine, parallel=parallel, ask=Ask(256), notes=())
+
+    wrong = Parallel("per_device", accumulation=3)
+    compared = compare(planned, [found[0], found[2], ("--accumulation 3", wrong)])
+    lines = compare_lines(compared)
+    assert len(lines) == 4
+    assert lines[1].startswith("as asked")
+    assert "does not split" in lines[3]
+    zero1 = compared[1].plan
+    assert zero1.step_program.memory.expected.opt_state == 4 * PARAMS // 4
+
+
+def test_fewer_simulated_devices_stand_in_for_more():
+    """16 devices with 8 here: each holds a sixteenth of the optimizer state all the same."""
+    machine = parse_machine("16xA100")
+    place = Place(jax.devices("cpu")[:8], None, is_planned=False, is_cpu=True)
+    plan = make_plan(
+        Programs(WORK, place, devices=16), machine, parallel=Parallel("per_device", placement="zero1"), ask=Ask(64),
+        notes=(),
+    )  # fmt: skip
+    assert plan.step_program.memory.parts()["optimizer state"] == 4 * PARAMS // 16
+    assert plan.time.devices == 16
+
+
+def test_the_place_says_what_stands_in(machine, monkeypatch):
+    """Without the CUDA plugin a CPU program does, and the fix is named."""
+    from paceline.insight.plan import place as module
+
+    monkeypatch.setattr(module, "has_cuda_compiler", lambda: False)
+    place = choose_place(machine)
+    assert place.is_cpu and not place.is_planned
+    assert "pip install 'paceline[cuda13]'" in place.notes[0]
+
+
+def test_products_of_a_narrow_precision_are_counted_as_such(programs):
+    """The CPU widens bfloat16 products to float32; the planned device would not."""
+    step = programs.one(Parallel("per_device", precision="bfloat16"), 64)
+    assert set(step.program.flops) == {"float32"}
+    assert {dtype for work in step.timeline for dtype in getattr(work, "flops", {})} == {"bfloat16"}
