@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
+Kind = Literal[
+    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Work:
     @property
     def total_flops(self) -> float:
         """Over all dtypes."""
-        return sum(self.flops.values())
+        return sum(self.flops.values(), 0.0)
 
 
 @dataclass(frozen=True)
