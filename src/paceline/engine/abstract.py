@@ -49,9 +49,9 @@ def abstract_arguments(spec: StepSpec, structure: Any, *, rows: int) -> Argument
     split = split_rows(spec.mesh)
 
     def of_batch(leaf: Any) -> jax.ShapeDtypeStruct:
-        return shape_of((*lead, *np.shape(leaf)[1:]), leaf.dtype, split)
+        return shape_of((*lead, *np.shape(leaf)[1:]), leaf.dtype, sharding=split)
 
-    return Arguments(abstract_state(spec), jax.tree.map(of_batch, structure), shape_of(lead, jnp.bool_, split))
+    return Arguments(abstract_state(spec), jax.tree.map(of_batch, structure), shape_of(lead, jnp.bool_, sharding=split))
 
 
 def abstract_state(spec: StepSpec) -> TrainState:
@@ -64,7 +64,7 @@ def abstract_state(spec: StepSpec) -> TrainState:
     with user_code(f"the init of task {spec.task.name!r}", when="to trace it"):
         state = jax.eval_shape(made)
     places = state_shardings(state, parallel=spec.parallel, mesh=spec.mesh)
-    return jax.tree.map(lambda leaf, place: shape_of(leaf.shape, leaf.dtype, place), state, places)
+    return jax.tree.map(lambda leaf, place: shape_of(leaf.shape, leaf.dtype, sharding=place), state, places)
 
 
 def without_device_axis(tree: Any, spec: StepSpec) -> Any:
@@ -73,7 +73,7 @@ def without_device_axis(tree: Any, spec: StepSpec) -> Any:
     return jax.tree.map(lambda leaf: shape_of(leaf.shape[lead:], leaf.dtype), tree)
 
 
-def shape_of(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+def shape_of(shape: tuple[int, ...], dtype: Any, *, sharding: Any = None) -> jax.ShapeDtypeStruct:
     """With the dtype that the array has on a device: float32 for float64 without x64."""
     return jax.ShapeDtypeStruct(shape, device_dtype(dtype), sharding=sharding)
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from paceline.engine.noise import LocalSquares
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import cast_floats
 from paceline.engine.state import TrainState
@@ -34,6 +35,7 @@ class Sums(NamedTuple):
       model_state: the model state after all microbatches.
       means: for each declared statistic ``[n, ...]``, local batch means (see `engine.statistics`).
       nominal: the constant weight that the loss was divided by.
+      noise: what the gradient noise scale is estimated from, if that is asked for.
     """
 
     gradients: Any
@@ -41,6 +43,7 @@ class Sums(NamedTuple):
     model_state: Any
     means: list[Array]
     nominal: Array
+    noise: LocalSquares | None = None
 
 
 KeyOf = Callable[[Array, int], Array]

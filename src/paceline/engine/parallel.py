@@ -44,6 +44,10 @@ class Parallel:
         merged as those of the union; `synced`: statistics of all rows. `global_view` is always synced.
       ema_decay: keep an exponential moving average of the parameters.
       donate: let the step reuse the memory of the state that it is given; that state cannot be used afterwards.
+      bucket_bytes: gradients of one type are packed into messages of at most so many bytes, the last leaves first; a
+        leaf that is larger goes alone. None: one message a leaf. For `per_device` and `pmap` with a replicated state.
+      noise_scale: measure what the gradient noise scale is estimated from (see `insight.noise`), for `per_device` and
+        `pmap`. It needs two devices, and changes no parameter.
     Raises: SchemeError: a value out of range, or a combination that would not do what it says.
     """
 
@@ -58,6 +62,8 @@ class Parallel:
     ema_decay: float | None = None
     donate: bool = True
     placement: Placement = "replicated"
+    bucket_bytes: int | None = None
+    noise_scale: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -69,6 +75,8 @@ class Parallel:
             raise _out_of_range("ema_decay", self.ema_decay, "in [0, 1), usually 0.99 to 0.9999")
         if self.scheme == "global_view":
             self._check_global_view()
+        if self.bucket_bytes is not None:
+            self._check_buckets(self.bucket_bytes)
         if self.scheme == "pmap" and self.placement != "replicated":
             raise SchemeError(
                 what=f"placement={self.placement!r} with scheme='pmap'",
@@ -97,12 +105,34 @@ class Parallel:
             if value not in kind.__args__ and not (optional and value is None):
                 raise _out_of_range(name, value, "one of " + ", ".join(kind.__args__))
 
+    def _check_buckets(self, size_bytes: object) -> None:
+        if not isinstance(size_bytes, int) or size_bytes < 1:
+            raise _out_of_range("bucket_bytes", size_bytes, "a whole number of bytes, 1 or more")
+        if self.placement != "replicated":
+            raise SchemeError(
+                what=f"bucket_bytes={size_bytes} with placement={self.placement!r}",
+                why="there each leaf is reduced to the part that a device keeps, leaf by leaf",
+                fix="use placement='replicated', or leave bucket_bytes out",
+            )
+
     def _check_global_view(self) -> None:
         if self.reduce_dtype is not None:
             raise SchemeError(
                 what=f"reduce_dtype={self.reduce_dtype!r} with scheme='global_view'",
                 why="under jit the compiler decides where it reduces, and with it the type on the wire",
                 fix="use scheme='per_device', or leave reduce_dtype out",
+            )
+        if self.bucket_bytes is not None:
+            raise SchemeError(
+                what=f"bucket_bytes={self.bucket_bytes} with scheme='global_view'",
+                why="under jit the compiler decides where it reduces, and what it packs together",
+                fix="use scheme='per_device', or leave bucket_bytes out",
+            )
+        if self.noise_scale:
+            raise SchemeError(
+                what="noise_scale=True with scheme='global_view'",
+                why="that program sees the whole batch, so there is no gradient of a device to compare with the mean",
+                fix="use scheme='per_device', or leave noise_scale out",
             )
         if self.dropout != "global":
             raise SchemeError(

@@ -7,7 +7,7 @@ Invariant: one gradient reduction an update, whatever the number of microbatches
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +19,52 @@ from paceline.engine.parallel import ReduceDtype
 from paceline.engine.placement import sharded_dim
 
 
-def sum_gradients(gradients: Any, axis: str, *, dtype: ReduceDtype | None) -> Any:
-    """Sum of every device's gradients; on the wire as `dtype` (default: as they are), then in their own type again."""
+def sum_gradients(
+    gradients: Any, axis: str, *, dtype: ReduceDtype | None, bucket_bytes: int | None = None
+) -> Any:  # fmt: skip
+    """Sum of every device's gradients; on the wire as `dtype` (default: as they are), then in their own type again.
 
-    def reduce(leaf: Array) -> Array:
-        wire = leaf if dtype is None else leaf.astype(dtype)
-        return lax.psum(wire, axis).astype(leaf.dtype)
+    Args:
+      bucket_bytes: pack leaves into messages of at most that size (see `plan_buckets`); None: a message a leaf.
+    """
+    leaves, structure = jax.tree.flatten(gradients)
+    wire = [leaf if dtype is None else leaf.astype(dtype) for leaf in leaves]
+    if bucket_bytes is None:
+        summed = [lax.psum(leaf, axis) for leaf in wire]
+    else:
+        summed = _sum_in_buckets(wire, axis, plan_buckets(wire, bucket_bytes))
+    return jax.tree.unflatten(structure, [got.astype(leaf.dtype) for got, leaf in zip(summed, leaves, strict=True)])
 
-    return jax.tree.map(reduce, gradients)
+
+def plan_buckets(leaves: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
+    """Which leaves share a message, as their numbers: of one dtype, the last leaf first, at most so many bytes.
+
+    Backward produces the gradients of the last layers first, and trees are usually in the order of the layers.
+    A leaf that alone is larger gets a message of its own.
+    """
+    done: list[list[int]] = []
+    opened: dict[Any, list[int]] = {}
+    filled: dict[Any, int] = {}
+    for number in reversed(range(len(leaves))):
+        dtype, size = leaves[number].dtype, leaves[number].size * leaves[number].dtype.itemsize
+        if dtype not in opened or filled[dtype] + size > bucket_bytes:
+            opened[dtype], filled[dtype] = [], 0
+            done.append(opened[dtype])
+        opened[dtype].append(number)
+        filled[dtype] += size
+    return done
+
+
+def _sum_in_buckets(leaves: list[Array], axis: str, buckets: list[list[int]]) -> list[Array]:
+    summed = list(leaves)
+    for numbers in buckets:
+        if len(numbers) == 1:  # nothing to pack with: no copy
+            summed[numbers[0]] = lax.psum(leaves[numbers[0]], axis)
+            continue
+        packed = [leaves[number] for number in numbers]
+        for number, leaf in zip(numbers, _packed(packed, lambda flat: lax.psum(flat, axis)), strict=True):
+            summed[number] = leaf
+    return summed
 
 
 def scatter_gradients(gradients: Any, shardings: Any, *, axis: str, dtype: ReduceDtype | None) -> Any:

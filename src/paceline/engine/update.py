@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from paceline.base.errors import TaskError
 from paceline.engine.metrics import StepMetrics, pack
 from paceline.engine.microbatch import Sums
+from paceline.engine.noise import local_gradient_norm
 from paceline.engine.parallel import Parallel
 from paceline.engine.placement import is_placed, split_shardings
 from paceline.engine.precision import next_loss_scale
@@ -74,7 +75,8 @@ def check_task(task: Any, optimizer: Any, *, caller: str) -> None:
 def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
     """The next state and the numbers of the step, from sums over all rows of the global batch."""
     parallel = spec.parallel
-    gradients, leaf_norms, norm = _mean_gradients(state, sums)
+    factor = _mean_factor(state, sums)
+    gradients, leaf_norms, norm = _mean_gradients(sums, factor)
     loss = sums.totals["loss"].mean()
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     applied = finite & _has_weight(sums) & ~_halted(parallel, state)
@@ -83,7 +85,7 @@ def apply_update(spec: StepSpec, *, state: TrainState, sums: Sums) -> tuple[Trai
     next_state = _next_state(spec, state, sums, gradients=gradients, loss=loss, applied=applied, finite=finite)
     values = {"loss": loss, "gradient_norm": norm, "weight": sums.totals["loss"].weight}
     values["skipped_updates"] = next_state.skipped
-    values |= _learning_rate(spec, state, next_state)
+    values |= _learning_rate(spec, state, next_state) | _noise(sums, factor)
     if state.loss_scale is not None:
         values["loss_scale"] = state.loss_scale.scale
     values |= {name: total.mean() for name, total in sums.totals.items() if name != "loss"}
@@ -109,13 +111,24 @@ def _has_weight(sums: Sums) -> Array:
     return sums.totals["loss"].weight > 0
 
 
-def _mean_gradients(state: TrainState, sums: Sums) -> tuple[Any, dict[str, Array], Array]:
-    """Gradients of the mean loss, the norm of each leaf, and the global norm (overflows above about 1e19)."""
+def _mean_factor(state: TrainState, sums: Sums) -> Array:
+    """What turns sums of gradients into gradients of the mean loss."""
     weight = sums.totals["loss"].weight
     dtype = sums.nominal.dtype
     factor = sums.nominal / jnp.where(weight == 0, jnp.ones((), weight.dtype), weight).astype(dtype)
-    if state.loss_scale is not None:
-        factor = factor / state.loss_scale.scale
+    return factor if state.loss_scale is None else factor / state.loss_scale.scale
+
+
+def _noise(sums: Sums, factor: Array) -> dict[str, Array]:
+    """What the gradient noise scale is estimated from, if it is measured."""
+    if sums.noise is None:
+        return {}
+    norm = local_gradient_norm(sums.noise, sums.totals["loss"].weight, factor=factor)
+    return {"local_gradient_norm": norm, "gradient_devices": sums.noise.devices}
+
+
+def _mean_gradients(sums: Sums, factor: Array) -> tuple[Any, dict[str, Array], Array]:
+    """Gradients of the mean loss, the norm of each leaf, and the global norm (overflows above about 1e19)."""
     # Norms from the sums: of the product, the compiler would make one more copy of all gradients before the update.
     squares = {name: jnp.sum(jnp.square(leaf)) for name, leaf in named_leaves(sums.gradients)}
     leaf_norms = {name: jnp.sqrt(square) * factor.astype(square.dtype) for name, square in squares.items()}

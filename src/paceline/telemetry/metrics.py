@@ -58,6 +58,21 @@ TRAIN_WEIGHT = Metric(
     "train/weight", "", "Sum of weights that the update's loss was divided by: rows, or what the task counts.", "none"
 )
 TRAIN_ROWS = Metric("train/rows", "rows", "Valid rows in the update's global batch; padding does not count.", "none")
+TRAIN_LOCAL_GRADIENT_NORM = Metric(
+    "train/local_gradient_norm",
+    "",
+    "2-norm of a device's own mean gradient: root of the mean square over devices, weighted by their rows.",
+    "none",
+)
+TRAIN_GRADIENT_DEVICES = Metric(
+    "train/gradient_devices", "devices", "Devices whose share of the batch had rows that count.", "none"
+)
+TRAIN_NOISE_SCALE_ROWS = Metric(
+    "train/noise_scale_rows",
+    "rows",
+    "Gradient noise scale, averaged over steps: the batch at which a row brings half of what it does in a small one.",
+    "none",
+)
 SPEED_SAMPLES_PER_S = Metric("speed/samples_per_s", "samples/s", "Valid rows trained on each second.", "higher")
 SPEED_STEP_S = Metric("speed/step_s", "s", "Time from one completed update to the next.", "lower")
 INPUT_WAIT_S = Metric("input/wait_s", "s", "Part of the step that waited for its batch.", "lower")
@@ -82,6 +97,9 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             TRAIN_SKIPPED_UPDATES,
             TRAIN_WEIGHT,
             TRAIN_ROWS,
+            TRAIN_LOCAL_GRADIENT_NORM,
+            TRAIN_GRADIENT_DEVICES,
+            TRAIN_NOISE_SCALE_ROWS,
             SPEED_SAMPLES_PER_S,
             SPEED_STEP_S,
             INPUT_WAIT_S,

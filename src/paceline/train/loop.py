@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,11 +21,13 @@ from paceline.base.errors import PacelineError
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
 from paceline.engine.state import TrainState
+from paceline.insight.noise import NoiseScale
 from paceline.telemetry.metrics import (
     INPUT_QUEUED_BATCHES,
     INPUT_WAIT_S,
     SPEED_SAMPLES_PER_S,
     SPEED_STEP_S,
+    TRAIN_NOISE_SCALE_ROWS,
     TRAIN_ROWS,
     evaluation_metric,
 )
@@ -82,6 +84,16 @@ class LoopResult:
     """Seconds that the devices of this process waited for a batch."""
     host_s: float = 0.0
     """Seconds of callbacks in this process."""
+    noise: NoiseScale = field(default_factory=NoiseScale)
+
+    def measure_noise(self, fetched: Mapping[str, float], *, rows: int) -> dict[str, float]:
+        """Take in what a step says of the gradient noise, if it says so; the noise scale, once it is known."""
+        if "local_gradient_norm" not in fetched:
+            return {}
+        small, big = fetched["local_gradient_norm"] ** 2, fetched["gradient_norm"] ** 2
+        self.noise.update(small, big, small_rows=rows / max(fetched["gradient_devices"], 1), big_rows=rows)
+        known = self.noise.estimate
+        return {} if known is None else {TRAIN_NOISE_SCALE_ROWS.key: known.rows}
 
 
 @dataclass
@@ -249,6 +261,7 @@ class Loop:
         result.skipped = fetched["skipped_updates"]
         values = {f"train/{name}": value for name, value in fetched.items()}
         values[TRAIN_ROWS.key] = item.batch.rows
+        values |= result.measure_noise(fetched, rows=item.batch.rows)
         values[INPUT_WAIT_S.key] = item.wait_s
         values[INPUT_QUEUED_BATCHES.key] = item.queued
         result.input_s += item.wait_s

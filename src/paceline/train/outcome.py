@@ -78,15 +78,31 @@ def make_report(
         evaluation=result.evaluation,
         audit=loop.audits.report(),
         stopped=stopped,
-        notices=(*said, *_notices(result, plan, recorder), *loop.audits.notices(), *loop.checkpoints.notices()),
+        notices=(
+            *said,
+            *_notices(result, plan, recorder),
+            *_noise_unknown(loop, document),
+            *loop.audits.notices(),
+            *loop.checkpoints.notices(),
+        ),
         processes=document["devices"]["processes"],
         checkpoints=loop.checkpoints.count,
         checkpoint_s=loop.checkpoints.saved_s,
         resumed_at=document["counts"]["resumed_at"],
         restore_s=restore_s,
         stragglers=stragglers,
+        noise_scale=result.noise.estimate,
         run_folder=None if folder is None else str(folder.path),
     )
+
+
+def _noise_unknown(loop: Loop, document: Mapping[str, Any]) -> list[str]:
+    """Why the noise scale is not known, if it was asked for."""
+    if not loop.parallel.noise_scale or loop.result.noise.estimate is not None:
+        return []
+    alone = document["devices"]["count"] == 1
+    why = "one device has no other to compare its gradient with" if alone else loop.result.noise.why_unknown
+    return [f"the gradient noise scale is unknown: {why}"]
 
 
 def _notices(result: LoopResult, plan: RunPlan, recorder: EventSink) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.base.units import format_count, format_duration, format_percent, format_rate
+from paceline.insight.noise import Estimate
 from paceline.train.audit import AuditReport
 from paceline.train.stragglers import StragglerReport
 
@@ -53,6 +54,7 @@ class Report:
       resumed_at: step of the checkpoint that the run went on from, or None.
       restore_s: seconds of reading that checkpoint.
       stragglers: the slowest process and what it costs; None in a run of one.
+      noise_scale: the gradient noise scale, if it was asked for and came to be known.
     """
 
     task: str
@@ -86,6 +88,7 @@ class Report:
     resumed_at: int | None = None
     restore_s: float = 0.0
     stragglers: StragglerReport | None = None
+    noise_scale: Estimate | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data; keys are the field names."""
@@ -106,6 +109,7 @@ class Report:
             ("time", f"{format_duration(self.total_s)}, of it compiling {format_duration(self.compile_s)}"),
             ("training", _values(self.final)),
             ("evaluation", _values(self.evaluation)),
+            ("noise scale", "" if self.noise_scale is None else str(self.noise_scale)),
             ("replicas", "" if self.audit is None else str(self.audit)),
             ("processes", "" if self.stragglers is None else f"{self.processes}; {self.stragglers}"),
             ("checkpoints", self._checkpoints()),
@@ -139,5 +143,5 @@ class Report:
 
 def _values(values: Mapping[str, float]) -> str:
     shown = {key.partition("/")[2]: value for key, value in values.items() if not key.startswith(("speed/", "input/"))}
-    hidden = ("rows", "skipped_updates", "weight")
+    hidden = ("rows", "skipped_updates", "weight", "gradient_devices", "noise_scale_rows")
     return ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if name not in hidden)

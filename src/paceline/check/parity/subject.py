@@ -79,6 +79,8 @@ def case_parallel(parallel: Parallel, case: Case) -> Parallel:
         accumulation=case.accumulation,
         reduce_dtype=parallel.reduce_dtype if own_devices else None,
         batch_norm=parallel.batch_norm if own_devices else None,
+        bucket_bytes=parallel.bucket_bytes if own_devices and case.placement == "replicated" else None,
+        noise_scale=False,  # the norm of a device's gradient depends on K
         dropout="global",
         donate=False,
     )

@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.microbatch import KeyOf, Sums, sum_rows
+from paceline.engine.noise import LocalSquares, local_squares
 from paceline.engine.reduce import sum_gradients, sum_packed
 from paceline.engine.rng import positional_key, step_key
 from paceline.engine.state import TrainState
@@ -34,7 +35,10 @@ def local_step(spec: StepSpec) -> LocalStep:
 
 
 def _step(spec: StepSpec, state: TrainState, batch: Any, valid: Array) -> tuple[TrainState, StepMetrics]:
-    reduce = functools.partial(sum_gradients, axis=DATA_AXIS, dtype=spec.parallel.reduce_dtype)
+    parallel = spec.parallel
+    reduce = functools.partial(
+        sum_gradients, axis=DATA_AXIS, dtype=parallel.reduce_dtype, bucket_bytes=parallel.bucket_bytes
+    )
     sums = reduced_sums(spec, state=state, batch=batch, valid=valid, reduce=reduce)
     return apply_update(spec, state=state, sums=sums)
 
@@ -57,8 +61,16 @@ def reduced_sums(spec: StepSpec, *, state: TrainState, batch: Any, valid: Array,
     means = sums.means if statistics else []
     model_state = merge_model_state(sums.model_state, means, statistics=statistics, axis=DATA_AXIS)
     gradients = reduce(sums.gradients)
-    totals = sum_packed(sums.totals, DATA_AXIS)
-    return Sums(gradients, totals, model_state, means=[], nominal=sums.nominal)
+    totals, noise = sum_packed((sums.totals, _noise(spec, sums)), DATA_AXIS)
+    return Sums(gradients, totals, model_state, means=[], nominal=sums.nominal, noise=noise)
+
+
+def _noise(spec: StepSpec, sums: Sums) -> LocalSquares | None:
+    """Of this device's rows; one device has nothing to compare itself with."""
+    if not spec.parallel.noise_scale or spec.mesh.size == 1:
+        return None
+    loss = sums.totals["loss"]
+    return local_squares(sums.gradients, loss.weight, like=loss.total)
 
 
 def _key_of(spec: StepSpec, state: TrainState, rows: int) -> KeyOf:

@@ -58,7 +58,7 @@ def _build_placed(spec: StepSpec, state: Any) -> Callable[..., tuple[TrainState,
         sums_of,
         mesh=spec.mesh,
         in_specs=(_specs(places), ROWS, ROWS),
-        out_specs=Sums(_specs(split), totals=WHOLE, model_state=WHOLE, means=WHOLE, nominal=WHOLE),  # pyright: ignore[reportArgumentType]: specs in place of arrays
+        out_specs=Sums(_specs(split), totals=WHOLE, model_state=WHOLE, means=WHOLE, nominal=WHOLE, noise=WHOLE),  # pyright: ignore[reportArgumentType]: specs in place of arrays
         check_vma=False,
     )
 
