@@ -141,7 +141,7 @@ def test_gpus_are_counted_as_cuda_counts_them(tmp_path, environment, count):
     for number in range(4):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
     assert gpu_count(environment, listing=tmp_path) == count
-    assert gpu_count(environment, listing=tmp_path / "none") == 0
+    assert gpu_count(environment, listing=tmp_path / "none", nodes=tmp_path / "none") == 0
 
 
 def test_cores_are_those_that_may_be_used():

@@ -10,6 +10,8 @@ import pytest
 
 from paceline.base import launched
 from paceline.base.errors import ProcessError
+from paceline.base.gpus import gpu_count
+from paceline.launch import machine
 from paceline.topology import membership
 from paceline.topology.membership import Membership, find_membership, split_address, visible_gpus
 
@@ -205,11 +207,10 @@ def test_more_processes_than_gpus_is_refused(visible, place, wanted, taken):
     assert "fewer processes" in error.value.fix and "--devices-per-process" in error.value.fix
 
 
-@pytest.mark.parametrize(("text", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-8f,GPU-9a", 2)])
-def test_visible_gpus_are_those_of_the_environment(monkeypatch, text, count):
-    """`CUDA_VISIBLE_DEVICES` decides, by number or by name."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
-    assert visible_gpus() == count
+def test_visible_gpus_are_counted_as_the_launcher_counts_them():
+    """One count for the supervisor and for the processes that it starts: JAX_PLATFORMS and wrong entries included."""
+    assert visible_gpus() == gpu_count()
+    assert membership.gpu_count is gpu_count and machine.gpu_count is gpu_count
 
 
 def test_a_free_port_can_be_listened_on():

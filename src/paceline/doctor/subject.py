@@ -56,6 +56,12 @@ class Subject:
         """A trainer that is never run. Raises: what `paceline.Trainer` raises."""
         return Trainer(self.task, self.optimizer, devices=self.devices, parallel=self.parallel, schedule=self.schedule)
 
+    @functools.cached_property
+    def step(self) -> StepFunction:
+        """The step of that trainer, without its checks before compiling; compiled once for all checks of the doctor."""
+        trainer = self.trainer
+        return StepFunction(StepSpec(self.task, self.optimizer, self.parallel, trainer.mesh, self.schedule))
+
     @property
     def num_devices(self) -> int:
         """K."""
@@ -85,8 +91,7 @@ def abstract_program(subject: Subject, example: Example, *, rows: int) -> Progra
 
     Raises: TaskError, StateError: the init cannot be traced, or makes what cannot be trained.
     """
-    trainer = subject.trainer
-    step = StepFunction(StepSpec(subject.task, subject.optimizer, subject.parallel, trainer.mesh, subject.schedule))
+    step = subject.step
     made = abstract_arguments(step.spec, example.structure, rows=rows)
     whole = map_leaves(lambda leaf: shape_of((rows, *leaf.shape[1:]), leaf.dtype), example.structure)
     single = without_device_axis((made.state.params, made.state.model_state), step.spec)

@@ -1,6 +1,7 @@
 """What this machine has: GPUs, cores, free ports. Without jax, which would take the devices for itself.
 
 Owns: counting and trying; each answer is of this moment and may have changed when it is used.
+Not here: how GPUs are counted (`base.gpus`).
 """
 
 from __future__ import annotations
@@ -8,40 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Mapping
-from pathlib import Path
 
-_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+from paceline.base.gpus import gpu_count as gpu_count
+
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
-
-
-def gpu_count(environment: Mapping[str, str] = os.environ, *, listing: Path = _NVIDIA_GPUS) -> int:
-    """NVIDIA GPUs that a process started from here may use; 0 where JAX is told to use CPUs.
-
-    Args:
-      environment: CUDA_VISIBLE_DEVICES, where set, hides GPUs; JAX_PLATFORMS may leave them out.
-      listing: folder with one entry for each GPU of the machine.
-    """
-    platforms = {name.strip() for name in environment.get("JAX_PLATFORMS", "").split(",") if name.strip()}
-    if platforms and not platforms & {"cuda", "gpu"}:
-        return 0
-    try:
-        there = sum(1 for _ in listing.iterdir())
-    except OSError:  # no NVIDIA driver
-        return 0
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return there
-    count = 0
-    for entry in visible.split(","):
-        if not _names_a_gpu(entry.strip(), there=there):
-            break  # CUDA stops at the first entry that names none, too
-        count += 1
-    return count
-
-
-def _names_a_gpu(entry: str, *, there: int) -> bool:
-    return int(entry) < there if entry.isdigit() else entry.startswith(("GPU-", "MIG-"))
 
 
 def usable_cores() -> int:

@@ -12,10 +12,10 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from paceline.base import launched
 from paceline.base.errors import PacelineError, ProcessError
+from paceline.base.gpus import gpu_count
 
 _SCHEDULERS = {"SlurmCluster": "Slurm", "OmpiCluster": "OpenMPI", "K8sCluster": "Kubernetes"}
 _COUNTS = {"OMPI_COMM_WORLD_SIZE": "OpenMPI", "PMI_SIZE": "MPI", "SLURM_STEP_NUM_TASKS": "Slurm"}
@@ -217,8 +217,5 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def visible_gpus() -> int:
-    """NVIDIA GPUs that this process may use, without starting a driver; 0 if there are none or nothing tells."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([name for name in chosen.split(",") if name.strip() not in ("", "-1")])
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    """NVIDIA GPUs that this process may use, without starting a driver; 0 if there are none or JAX is to use CPUs."""
+    return gpu_count()

@@ -13,6 +13,7 @@ from paceline.doctor.finding import Finding
 from paceline.doctor.source.files import read_project
 from paceline.doctor.source.gradients import gradient_findings
 from paceline.doctor.source.keys import key_findings
+from paceline.doctor.source.late import late_settings
 from paceline.doctor.source.loops import loop_findings
 from paceline.doctor.source.removed import removed_names
 
@@ -26,7 +27,7 @@ def check_source(path: str | Path, *, devices: int | None = None) -> list[Findin
     Returns: findings by file and line; one ``ok`` finding that says what was read if there is nothing else.
     """
     project, unreadable = read_project(path)
-    found = [finding for file in project.files.values() for finding in removed_names(file)]
+    found = [finding for file in project.files.values() for finding in (*removed_names(file), *late_settings(file))]
     found += [*gradient_findings(project), *loop_findings(project), *key_findings(project, devices=devices)]
     order = {file.path: number for number, file in enumerate(project.files.values())}
     found = sorted(found, key=lambda finding: (order[finding.file or ""], finding.line or 0))

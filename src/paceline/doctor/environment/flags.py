@@ -1,0 +1,147 @@
+"""XLA_FLAGS, tried in a process of its own: a flag that XLA does not know ends the process that reads it.
+
+Owns: the trial, the flag's name, the nearest flag that this jaxlib knows, flags given twice.
+Not here: other variables (`variables`), a source that sets the flags too late (`doctor.source.late`).
+Invariant: runs before this process reads XLA_FLAGS itself. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import mmap
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from paceline.doctor.environment.system import Output, System
+from paceline.doctor.finding import Finding, not_run
+
+CHECK = "flags"
+
+TRIAL = "from jaxlib import xla_client; xla_client.CompileOptions()"
+"""Reads XLA_FLAGS as the first use of a device does, and nothing else: 0.2 s on two cores."""
+
+_UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (?P<flags>.*)")
+_VALUE = re.compile(r"Couldn't interpret value (?P<value>.*) for flag (?P<name>\w+)\.")
+_FILE = re.compile(r'Could not open file "(?P<file>[^"]*)"')
+_NAMES = re.compile(rb"xla_[a-z0-9_]{3,80}")
+_CANDIDATES = 6
+
+
+def flag_findings(system: System) -> list[Finding]:
+    """What XLA makes of XLA_FLAGS. An error means: any process that uses a device with them ends."""
+    text = system.variable("XLA_FLAGS")
+    if not text:
+        return [Finding(CHECK, "ok", "XLA_FLAGS is not set")]
+    tried = _try(system, text)
+    if tried is None or tried.code is None:
+        return [not_run(CHECK, "the process that was to read XLA_FLAGS did not end")]
+    if tried.code == 0:
+        flags = text.split()
+        number = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
+        return [*_repeated(flags), *_idle(flags), Finding(CHECK, "ok", f"XLA reads XLA_FLAGS ({number})")]
+    return list(_faults(system, text, tried)) or [_other(tried)]
+
+
+def _try(system: System, flags: str) -> Output | None:
+    return system.python(TRIAL, variables={"XLA_FLAGS": flags})
+
+
+def _faults(system: System, text: str, tried: Output) -> Iterator[Finding]:
+    file = _FILE.search(tried.err)
+    if file:
+        yield _no_file(file["file"])
+        return
+    values = {found["name"]: found["value"] for found in _VALUE.finditer(tried.err)}
+    for name, value in values.items():
+        what = f"XLA_FLAGS: {value!r} is no value for --{name}, and XLA ends the process that reads it"
+        yield Finding(CHECK, "error", what, f"correct --{name}, or remove it from XLA_FLAGS")
+    if values:  # which hide the unknown names
+        rest = " ".join(flag for flag in text.split() if _name(flag) not in values)
+        again = _try(system, rest) if rest else None
+        tried = again or tried
+    unknown = _UNKNOWN.search(tried.err)
+    for flag in unknown["flags"].split() if unknown else ():
+        yield _unknown(system, flag)
+
+
+def _no_file(name: str) -> Finding:
+    what = f"XLA_FLAGS begins with {name!r}: XLA takes what does not begin with -- for a file, and there is none"
+    fix = f"write --{name}" if name.startswith("xla") else "let every flag begin with --"
+    return Finding(CHECK, "error", f"{what}, which ends the process that reads it", fix)
+
+
+def _unknown(system: System, flag: str) -> Finding:
+    what = f"XLA_FLAGS: {flag} is no flag of this jaxlib, and XLA ends the process that reads it"
+    name, value = _name(flag), flag.partition("=")[2]
+    known = _known_near(system, name)
+    if name in known:
+        return Finding(CHECK, "error", f"XLA_FLAGS: {flag} has no value, and so XLA ends the process that reads it",
+                       f"write --{name}=VALUE")  # fmt: skip
+    if not flag.startswith("--"):
+        return Finding(CHECK, "error", what, "let every flag begin with --")
+    if not known:
+        return Finding(CHECK, "error", what, f"remove --{name}: this jaxlib has no flag of a similar name")
+    written = f"--{known[0]}{'=' + value if value else ''}"
+    return Finding(CHECK, "error", what, f"did you mean {written}? Write that, or remove --{name} from XLA_FLAGS")
+
+
+def _known_near(system: System, name: str) -> list[str]:
+    """Flags with a similar name that XLA takes, the nearest first; each is tried."""
+    candidates = difflib.get_close_matches(name, sorted(_names_in_jaxlib()), n=_CANDIDATES, cutoff=0.7)
+    if name in candidates:
+        candidates = [name]
+    with ThreadPoolExecutor(2) as pool:
+        taken = list(pool.map(lambda candidate: _takes(system, candidate), candidates))
+    return [candidate for candidate, takes in zip(candidates, taken, strict=True) if takes]
+
+
+def _takes(system: System, name: str) -> bool:
+    """Whether XLA knows the name: it then refuses at most the value."""
+    tried = _try(system, f"--{name}=1")
+    return tried is not None and tried.code is not None and (tried.code == 0 or bool(_VALUE.search(tried.err)))
+
+
+def _names_in_jaxlib() -> set[str]:
+    """Everything in jaxlib's library that looks like the name of a flag. XLA's own --help is cut at 15 kB."""
+    found = importlib.util.find_spec("jaxlib")
+    folders = [Path(place) for place in (found.submodule_search_locations or [])] if found else []
+    libraries = [file for folder in folders for file in folder.glob("*.so")]
+    if not libraries:
+        return set()
+    largest = max(libraries, key=lambda file: file.stat().st_size)
+    with largest.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return {name.decode() for name in _NAMES.findall(content)}
+
+
+def _repeated(flags: list[str]) -> Iterator[Finding]:
+    """Flags given twice with different values. XLA takes the last: seen with xla_force_host_platform_device_count."""
+    values: dict[str, list[str]] = {}
+    for flag in flags:
+        values.setdefault(_name(flag), []).append(flag)
+    for name, given in values.items():
+        if len(set(given)) > 1:
+            what = f"XLA_FLAGS holds {' and '.join(given)}: the last one counts"
+            yield Finding(CHECK, "warning", what, f"keep one --{name}")
+
+
+def _idle(flags: list[str]) -> Iterator[Finding]:
+    """Words that XLA passes over without one, as in the old advice ``intra_op_parallelism_threads=1``."""
+    for flag in flags:
+        if not flag.startswith("--"):
+            yield Finding(CHECK, "warning", f"XLA_FLAGS: {flag} has no effect: XLA reads what begins with -- only",
+                          f"remove {flag}, or write --{flag} if XLA has such a flag")  # fmt: skip
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").partition("=")[0]
+
+
+def _other(tried: Output) -> Finding:
+    lines = [line for line in tried.err.splitlines() if line.strip()]
+    why = next((line for line in lines if line.startswith("F")), lines[-1] if lines else f"exit code {tried.code}")
+    return Finding(
+        CHECK, "error", f"a process that reads XLA_FLAGS ends: {why[:200]}", "unset XLA_FLAGS, then add one by one"
+    )

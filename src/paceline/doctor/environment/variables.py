@@ -1,0 +1,81 @@
+"""Variables that JAX reads: names that it does not know, and values that it would refuse.
+
+Owns: ``JAX_*`` and ``XLA_*`` names against those in the installed JAX, platforms that are not there.
+Not here: XLA_FLAGS (`flags`), variables of processes (`processes`), of memory (`memory`).
+Invariant: what is known is read from the installed JAX, never from a list that ages. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.doctor.environment.system import System
+from paceline.doctor.finding import Finding
+
+CHECK = "variables"
+
+_OURS = re.compile(r"(JAX|XLA|LIBTPU)_[A-Z0-9_]+")
+_WRITTEN = re.compile(r"[\"']((?:JAX|XLA|LIBTPU|jax)_[A-Za-z0-9_]+)[\"']")
+_PACKAGES = ("jax", "jaxlib")
+_PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu", "METAL", "metal", "oneapi", "proxy")
+_PLUGINS = {"cuda": "cuda", "gpu": "cuda", "rocm": "rocm", "tpu": "libtpu"}
+_CUDA_OR_ROCM = ("cuda", "rocm")
+
+
+def variable_findings(system: System) -> list[Finding]:
+    """Warnings for names that have no effect, errors for platforms that JAX would not find."""
+    found = [*_unknown(system), *_platforms(system)]
+    if found:
+        return found
+    names = sorted(name for name in system.environment if _OURS.fullmatch(name) and name != "XLA_FLAGS")
+    return [Finding(CHECK, "ok", f"set for JAX: {', '.join(names)}" if names else "no variable of JAX is set")]
+
+
+def _unknown(system: System) -> Iterator[Finding]:
+    for name in sorted(name for name in system.environment if _OURS.fullmatch(name)):
+        if name in names_in_jax():
+            continue
+        near = difflib.get_close_matches(name, sorted(names_in_jax()), n=1, cutoff=0.75)
+        fix = f"did you mean {near[0]}? Set that, or unset {name}" if near else f"unset {name}"
+        yield Finding(CHECK, "warning", f"{name} has no effect: this JAX knows no such variable", fix)
+
+
+@functools.cache
+def names_in_jax() -> frozenset[str]:
+    """Every name in JAX's Python sources that is, or as an option of `jax.config` becomes, a variable. About 0.2 s."""
+    found: set[str] = set()
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for file in Path(folder).rglob("*.py"):
+                text = file.read_text(encoding="utf-8", errors="replace")
+                found |= {name.upper() for name in _WRITTEN.findall(text)}
+    return frozenset(found)
+
+
+def _platforms(system: System) -> Iterator[Finding]:
+    """JAX_PLATFORMS with a platform that no package brings. JAX would end with it at the first use of a device."""
+    asked = [name.strip() for name in system.variable("JAX_PLATFORMS").split(",") if name.strip()]
+    for name in asked:
+        if name not in _PLATFORMS:
+            near = difflib.get_close_matches(name, _PLATFORMS, n=1)
+            fix = f"did you mean {near[0]}? " if near else ""
+            yield Finding(CHECK, "error", f"JAX_PLATFORMS={name} is no platform of JAX",
+                          f"{fix}use cpu, cuda, rocm or tpu, or unset it to let JAX choose")  # fmt: skip
+        elif name in _PLUGINS and not any(_brings(package, name) for package in system.packages()):
+            extra = {"cuda": "cuda13", "gpu": "cuda13", "rocm": "rocm", "tpu": "tpu"}[name]
+            yield Finding(CHECK, "error", f"JAX_PLATFORMS={name}, but no package for it is installed",
+                          f'pip install "jax[{extra}]", or unset JAX_PLATFORMS')  # fmt: skip
+
+
+def _brings(package: str, platform: str) -> bool:
+    if platform == "gpu":
+        return any(name in package for name in _CUDA_OR_ROCM) and package.startswith("jax-")
+    if platform == "tpu":
+        return package == "libtpu"
+    return package.startswith(f"jax-{platform}")

@@ -1,0 +1,50 @@
+"""Variables of JAX: names without effect, platforms that are not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.doctor.environment.variables import names_in_jax, variable_findings
+from tests.doctor.environment.machines import PACKAGES, levels, machine, only
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("JAX_COMPILATION_CACHE_DIRR", "JAX_COMPILATION_CACHE_DIR"),
+        ("JAX_ENABLE_X46", "JAX_ENABLE_X64"),
+        ("XLA_PYTHON_CLIENT_PREALOCATE", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+        ("JAX_PLATFORM", "JAX_PLATFORMS"),
+    ],
+)
+def test_a_mistyped_variable_is_named_with_the_nearest(tmp_path, wrong, right):
+    """Known is what stands in the sources of the installed JAX."""
+    assert right in names_in_jax() and wrong not in names_in_jax()
+    found = only(variable_findings(machine(tmp_path, environment={wrong: "1"})), "warning")
+    assert f"{wrong} has no effect" in found.what and f"did you mean {right}?" in (found.fix or "")
+
+
+def test_a_variable_like_no_other_is_to_be_unset(tmp_path):
+    found = only(variable_findings(machine(tmp_path, environment={"JAX_QQQQ_ZZZZ": "1"})), "warning")
+    assert found.fix == "unset JAX_QQQQ_ZZZZ"
+
+
+def test_known_variables_are_listed(tmp_path):
+    """Names only: a value may be a secret."""
+    environment = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--x", "HOME": "/"}
+    found = only(variable_findings(machine(tmp_path, environment=environment)), "ok")
+    assert found.what == "set for JAX: JAX_ENABLE_X64, JAX_PLATFORMS"
+
+
+def test_an_unknown_platform_is_an_error(tmp_path):
+    """JAX would end with it."""
+    found = only(variable_findings(machine(tmp_path, environment={"JAX_PLATFORMS": "cuda,cpuu"})))
+    assert "JAX_PLATFORMS=cpuu is no platform" in found.what and "did you mean cpu?" in (found.fix or "")
+
+
+def test_a_platform_without_its_package_is_an_error(tmp_path):
+    """CUDA without a plugin; with it there is nothing to say."""
+    environment, bare = {"JAX_PLATFORMS": "cuda"}, {"jax": "0.12.0", "jaxlib": "0.12.0"}
+    found = only(variable_findings(machine(tmp_path, environment=environment, packages=lambda: bare)))
+    assert "no package for it" in found.what and 'pip install "jax[cuda13]"' in (found.fix or "")
+    assert levels(variable_findings(machine(tmp_path, environment=environment, packages=lambda: PACKAGES))) == {"ok"}
