@@ -14,7 +14,7 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench clean FORCE
+.PHONY: help train test aot check bench clean FORCE
 
 help: ## list the commands
 	@echo 'usage: make COMMAND [VENV=.venv] [PYTHON=python3.12] [JAX=jax==0.12.*] [WORKERS=2] [ARGS=...]'
@@ -26,6 +26,9 @@ train: $(VENV)/.has-recipes ## install once, then train the image recipe on 4 si
 test: $(VENV)/.has-test ## run every test, on both cores
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
+aot: $(VENV)/.has-aot ## run the tests that compile for GPUs without one; installs JAX's CUDA plugin (4.4 GB)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile tests/aot tests/insight/compiling tests/insight/hardware $(ARGS)
+
 check: $(VENV)/.has-dev ## what CI runs before the tests: format, lint, types, layers, sizes
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
@@ -36,12 +39,13 @@ bench: $(VENV)/.has-test ## measure, and write docs/benchmarks.md
 	$(PY) benchmarks/run.py --out docs/benchmarks.md $(ARGS)
 
 clean: ## remove caches and the default environments; runs/ stays
-	rm -rf .venv .venv-low .venv-high .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-low .venv-high .venv-aot .pytest_cache .ruff_cache .hypothesis build dist
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One stamp a set of extras. Editable: a change of a source needs no new install, a change of pyproject.toml does.
 $(VENV)/.has-recipes: EXTRAS = recipes
 $(VENV)/.has-test: EXTRAS = test,recipes,equinox
+$(VENV)/.has-aot: EXTRAS = test,recipes,equinox,cuda13
 $(VENV)/.has-dev: EXTRAS = dev,recipes,equinox
 $(VENV)/.has-%: pyproject.toml $(VENV)/.jax | $(VENV)/.ready
 	@echo "installing paceline[$(EXTRAS)] into $(VENV) (once)"

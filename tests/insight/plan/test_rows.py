@@ -18,7 +18,7 @@ def step(rows: int):
 
 def test_each_kernel_is_on_its_own_line():
     """5 rows from 2 and 4: 30 flops, 2 (50 + 100) + 50 bytes; the update and the message stay."""
-    made = timeline_at(5, (2, step(2)), (4, step(4)))
+    made = timeline_at(5, first=(2, step(2)), second=(4, step(4)))
     assert total_work(made).flops == {"bfloat16": 30.0}
     assert total_work(made).bytes == 350.0
     assert made[-1] == Work({}, 50.0, 1, "update")
@@ -27,13 +27,13 @@ def test_each_kernel_is_on_its_own_line():
 
 @pytest.mark.parametrize("rows", [2, 4])
 def test_a_compiled_number_of_rows_gives_the_compiled_timeline(rows):
-    assert timeline_at(rows, (2, step(2)), (4, step(4))) == step(rows)
+    assert timeline_at(rows, first=(2, step(2)), second=(4, step(4))) == step(rows)
 
 
 def test_programs_with_other_kernels_are_scaled_as_a_whole():
     """One kernel with 12 flops and 320 bytes for 2 rows, two with 24 and 500 for 4: at 3 rows 18 and 410."""
     second = (Work({"bfloat16": 12.0}, 250.0), Work({"bfloat16": 12.0}, 250.0))
-    made = total_work(timeline_at(3, (2, (Work({"bfloat16": 12.0}, 320.0),)), (4, second)))
+    made = total_work(timeline_at(3, first=(2, (Work({"bfloat16": 12.0}, 320.0),)), second=(4, second)))
     assert made.total_flops == pytest.approx(18.0)
     assert made.bytes == pytest.approx(410.0)
 
@@ -41,6 +41,6 @@ def test_programs_with_other_kernels_are_scaled_as_a_whole():
 def test_work_is_never_negative():
     """A line that falls below zero ends there."""
     falling = ((Work({"float32": 10.0}, 10.0),), (Work({"float32": 2.0}, 2.0),))
-    made = timeline_at(8, (2, falling[0]), (4, falling[1]))
+    made = timeline_at(8, first=(2, falling[0]), second=(4, falling[1]))
     assert total_work(made).total_flops == 0.0
     assert total_work(made).bytes == 0.0

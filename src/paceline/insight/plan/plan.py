@@ -163,7 +163,7 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
         return predict(timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share))
 
     def at(share: int) -> Timeline:
-        return timeline_at(share, (rows, first.timeline), (2 * rows, second.timeline))
+        return timeline_at(share, first=(rows, first.timeline), second=(2 * rows, second.timeline))
 
     limit = program_limit(round(machine.device.memory_bytes))
     time = predicted(first.timeline, rows)
@@ -171,7 +171,7 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
     measured_s = scale(first.timeline)
     curve = efficiency_curve(
-        first.timeline, machine, _counts(machine), measured_step_s=measured_s, input_s=input_s(rows)
+        first.timeline, machine, counts=_counts(machine), measured_step_s=measured_s, input_s=input_s(rows)
     )
     efficient = _efficient_rows(lambda share: predicted(at(share), share).efficiency, parallel, most=largest.rows)
     statistical, useful = _statistical(ask, curve, rows=rows, devices=machine.num_devices)

@@ -15,7 +15,7 @@ from paceline.insight.model.batch import row_independent, scaled
 from paceline.insight.timeline import Event, Repeat, Timeline, Work
 
 
-def timeline_at(rows: int, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> Timeline:
+def timeline_at(rows: int, *, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> Timeline:
     """What a device does in a step with so many rows.
 
     Where both programs have the same kernels in the same order, each is put on its own line through both; what does not
@@ -29,7 +29,7 @@ def timeline_at(rows: int, first: tuple[int, Timeline], second: tuple[int, Timel
     if share in (0, 1):
         return (first, second)[int(share)][1]
     if _form(first[1]) == _form(second[1]):
-        return tuple(_between(a, b, share) for a, b in zip(first[1], second[1], strict=True))
+        return tuple(_between(a, b, share=share) for a, b in zip(first[1], second[1], strict=True))
     fixed = row_independent(first[1], second[1], first_rows=first[0], second_rows=second[0])
     return scaled(first[1], rows / first[0], fixed=fixed)
 
@@ -41,9 +41,9 @@ def _form(timeline: Timeline) -> tuple[object, ...]:
     )
 
 
-def _between(a: Event, b: Event, share: float) -> Event:
+def _between(a: Event, b: Event, *, share: float) -> Event:
     if isinstance(a, Repeat) and isinstance(b, Repeat):
-        return Repeat(a.times, tuple(_between(x, y, share) for x, y in zip(a.body, b.body, strict=True)))
+        return Repeat(a.times, tuple(_between(x, y, share=share) for x, y in zip(a.body, b.body, strict=True)))
     if isinstance(a, Work) and isinstance(b, Work):
         return dataclasses.replace(a, flops=_flops(a.flops, b.flops, share), bytes=_line(a.bytes, b.bytes, share))
     return a
