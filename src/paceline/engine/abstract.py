@@ -44,6 +44,11 @@ def abstract_arguments(spec: StepSpec, structure: Any, *, rows: int) -> Argument
       rows: B, a multiple of K.
     Raises: TaskError: the task has no init, or it cannot be traced. StateError: it makes what cannot be trained.
     """
+    return Arguments(abstract_state(spec), *abstract_batch(spec, structure, rows=rows))
+
+
+def abstract_batch(spec: StepSpec, structure: Any, *, rows: int) -> tuple[Any, jax.ShapeDtypeStruct]:
+    """Batch and mask of `Arguments` for so many rows."""
     classic = spec.parallel.scheme == "pmap"
     lead = (spec.mesh.size, rows // spec.mesh.size) if classic else (rows,)
     split = split_rows(spec.mesh)
@@ -51,7 +56,7 @@ def abstract_arguments(spec: StepSpec, structure: Any, *, rows: int) -> Argument
     def of_batch(leaf: Any) -> jax.ShapeDtypeStruct:
         return shape_of((*lead, *np.shape(leaf)[1:]), leaf.dtype, sharding=split)
 
-    return Arguments(abstract_state(spec), jax.tree.map(of_batch, structure), shape_of(lead, jnp.bool_, sharding=split))
+    return jax.tree.map(of_batch, structure), shape_of(lead, jnp.bool_, sharding=split)
 
 
 def abstract_state(spec: StepSpec) -> TrainState:

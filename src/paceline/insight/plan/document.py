@@ -18,7 +18,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan of one way to run.
 
     Keys: ``machine``, ``parallel``, ``batch``, ``rows_per_device``, ``notes``, ``memory`` (bytes a device, by part),
-    ``fits``, ``ways_out``, ``flops_per_sample``, ``single_samples_per_s``, ``samples_per_s``, ``efficiency`` with
+    ``fits``, ``ways_out``, ``flops_per_sample``, ``single_samples_per_s`` with its 80 % interval, ``samples_per_s``, ``efficiency`` with
     ``efficiency_low`` and ``efficiency_high`` (80 % interval), ``terms`` (s a step), ``binding``, ``communication``,
     ``largest_rows_per_device``, ``efficient_rows_per_device``, ``curve``, ``cost``, ``statistical``.
     """
@@ -43,6 +43,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "flops_per_sample": plan.flops_per_sample,
         "utilisation": plan.utilisation,
         "single_samples_per_s": plan.single_rate,
+        "single_interval_samples_per_s": list(plan.single_rate_interval),
         "single_is_measured": plan.ask.rate is not None,
         **_point(plan, plan.time),
         "step_s": plan.time.step_s,

@@ -18,7 +18,7 @@ from paceline.insight.memory.advice import Advice
 from paceline.insight.memory.largest import MemoryFitError, largest_batch
 from paceline.insight.memory.limits import Limit, program_limit
 from paceline.insight.memory.model import MemoryModel
-from paceline.insight.model.predict import StepTime, efficiency_curve, predict
+from paceline.insight.model.predict import StepTime, efficiency_curve, predict, predicted_efficiency
 from paceline.insight.model.roofline import check_rate, shortest_step_s
 from paceline.insight.noise import TwoNumbers, UsefulDevices, two_numbers, useful_devices
 from paceline.insight.plan.programs import Programs, StepProgram
@@ -126,6 +126,12 @@ class Plan:
         return self.step_program.memory.peak <= self.limit.most_bytes
 
     @property
+    def single_rate_interval(self) -> tuple[float, float]:
+        """80 % interval of S_1, samples/s."""
+        fast, slow = self.time.one_device_interval_s
+        return self.rows / slow, self.rows / fast
+
+    @property
     def single_rate(self) -> float:
         """S_1, samples/s."""
         return self.rows / self.time.one_device_step_s
@@ -159,21 +165,23 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     def input_s(share: int) -> float:
         return 0.0 if ask.input_rate is None else share / ask.input_rate
 
-    def predicted(timeline: Timeline, share: int) -> StepTime:
-        return predict(timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share))
-
     def at(share: int) -> Timeline:
         return timeline_at(share, first=(rows, first.timeline), second=(2 * rows, second.timeline))
 
     limit = program_limit(round(machine.device.memory_bytes))
-    time = predicted(first.timeline, rows)
     quick = first.compiled.compile_s + second.compiled.compile_s < _QUICK_S
     largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
     measured_s = scale(first.timeline)
+    time = predict(first.timeline, machine, measured_step_s=measured_s, input_s=input_s(rows))
     curve = efficiency_curve(
         first.timeline, machine, counts=_counts(machine), measured_step_s=measured_s, input_s=input_s(rows)
     )
-    efficient = _efficient_rows(lambda share: predicted(at(share), share).efficiency, parallel, most=largest.rows)
+
+    def efficiency(share: int) -> float:
+        timeline = at(share)
+        return predicted_efficiency(timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share))
+
+    efficient = _efficient_rows(efficiency, parallel, most=largest.rows)
     statistical, useful = _statistical(ask, curve, rows=rows, devices=machine.num_devices)
     fits = first.memory.peak <= limit.most_bytes
     ways_out = () if fits else tuple(programs.ways_out(first, limit_bytes=limit.most_bytes))

@@ -17,8 +17,9 @@ import optax
 from jax.sharding import Mesh
 
 from paceline.base.errors import PacelineError, SchemeError
-from paceline.engine.abstract import Arguments, abstract_arguments, without_device_axis
+from paceline.engine.abstract import Arguments, abstract_batch, abstract_state, without_device_axis
 from paceline.engine.parallel import Parallel
+from paceline.engine.state import TrainState
 from paceline.engine.step import StepFunction
 from paceline.engine.update import StepSpec
 from paceline.insight.compiling.cache import ProgramCache
@@ -96,6 +97,7 @@ class Programs:
         self._say = say
         self._mesh: Mesh = data_mesh(place.devices)
         self._known: dict[tuple[Parallel, int], StepProgram] = {}
+        self._states: dict[Parallel, TrainState] = {}
 
     def one(self, parallel: Parallel, rows: int) -> StepProgram:
         """The step for so many rows a device. Raises: as `several`."""
@@ -136,7 +138,12 @@ class Programs:
         return StepFunction(StepSpec(self.work.task, self.work.optimizer, parallel, self._mesh))
 
     def _arguments(self, step: StepFunction, rows: int) -> Arguments:
-        return abstract_arguments(step.spec, self.work.structure, rows=rows * self._mesh.size)
+        parallel = step.spec.parallel
+        if parallel not in self._states:  # tracing the init of a large model takes a second
+            self._states[parallel] = abstract_state(step.spec)
+        return Arguments(
+            self._states[parallel], *abstract_batch(step.spec, self.work.structure, rows=rows * self._mesh.size)
+        )
 
     def _lower(self, parallel: Parallel, rows: int) -> tuple[StepFunction, Arguments, Any]:
         step = self._step(parallel)

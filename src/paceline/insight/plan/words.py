@@ -67,7 +67,8 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 def _speed_lines(plan: Plan) -> list[str]:
     time, terms = plan.time, plan.time.terms
-    how = "measured, as given" if plan.ask.rate is not None else "predicted"
+    low, high = plan.single_rate_interval
+    how = "measured, as given" if plan.ask.rate is not None else f"predicted; 80 % interval {low:,.0f} to {high:,.0f}"
     percent = f"E_{plan.devices} {time.efficiency:.1%}"
     if plan.devices > 1:
         percent += f" (80 % interval {time.efficiency_low:.1%} to {time.efficiency_high:.1%})"
