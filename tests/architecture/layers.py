@@ -16,7 +16,7 @@ from pathlib import Path
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("cli",),
-    ("recipes", "doctor"),
+    ("recipes", "doctor", "measure"),
     ("train", "launch", "dashboard"),
     ("check", "insight"),
     ("checkpoint", "data"),

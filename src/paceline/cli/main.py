@@ -29,6 +29,9 @@ COMMANDS = {
     "train": "train a recipe or your own task on all devices",
     "verify": "prove that K devices compute what one would, or name the cause",
     "doctor": "before a run: what would go wrong, in order, with the fix",
+    "plan": "before you rent a GPU: does it fit, how fast, how efficient, what limits it",
+    "scale": "measure throughput and efficiency on 1 to K devices, and where the rest goes",
+    "tune": "the largest batch that fits, and the settings that train fastest here",
     "launch": "start several processes of one run, watch them, restart them",
     "export": "write the weights of a checkpoint to a safetensors file",
 }

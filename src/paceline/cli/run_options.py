@@ -46,6 +46,8 @@ class RunOptions:
       accumulation: microbatches accumulated in an update.
       precision: type of the computation; parameters stay float32.
       reduce_dtype: type of the gradients on the wire (per_device and pmap).
+      bucket_mb: pack gradients into messages of at most so many megabytes of 10^6 bytes (per_device and pmap).
+      noise_scale: measure the gradient noise scale (per_device and pmap).
       clip_norm: clip the mean gradient to this global norm.
       nonfinite: what to do when a loss or gradient is not finite.
       dropout: which devices draw which dropout masks.
@@ -92,6 +94,8 @@ class RunOptions:
     accumulation: int = 1
     precision: Precision = "float32"
     reduce_dtype: ReduceDtype | None = None
+    bucket_mb: float | None = None
+    noise_scale: bool = False
     clip_norm: float | None = None
     nonfinite: NonFinite = "stop"
     dropout: DropoutStream = "global"
@@ -127,8 +131,9 @@ class RunOptions:
 
     def parallel(self) -> Parallel:
         """The part that the engine reads."""
-        names = [field.name for field in dataclasses.fields(Parallel) if field.name != "donate"]
-        return Parallel(**{name: getattr(self, name) for name in names})
+        own = ("donate", "bucket_bytes")
+        names = [field.name for field in dataclasses.fields(Parallel) if field.name not in own]
+        return Parallel(**{name: getattr(self, name) for name in names}, bucket_bytes=bucket_bytes(self.bucket_mb))
 
     def checkpoints(self) -> Checkpoints | None:
         """When the run saves; None: never.
@@ -161,6 +166,17 @@ class RunOptions:
             fix="use --resume for the latest, --resume 400 for that of step 400, or --resume auto to begin anew if "
             "there is none",
         )
+
+
+def bucket_bytes(size_mb: float | None) -> int | None:
+    """Bytes of ``--bucket-mb``. Raises: OptionError: nothing fits in so little."""
+    if size_mb is not None and not size_mb > 0:
+        raise OptionError(
+            what=f"--bucket-mb {size_mb:g}",
+            why="it is the size of a message of gradients",
+            fix="use a size above 0, such as --bucket-mb 4, or leave it out for one message a leaf",
+        )
+    return None if size_mb is None else max(1, round(size_mb * 1e6))
 
 
 def _every(text: str) -> tuple[int | None, float | None]:

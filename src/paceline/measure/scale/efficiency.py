@@ -1,0 +1,144 @@
+"""From times to what they mean: throughput, efficiency, the waterfall, Little's law.
+
+Owns: the arithmetic, with intervals.
+Not here: measuring (`rounds`), words and figures (`report`, `figure`).
+Invariant: the terms of a waterfall add up to 100 - E_K exactly; the last one, ``rest``, is what the others leave.
+
+Source of S_K, E_K and of weak and strong scaling: Gustafson, "Reevaluating Amdahl's law", 1988 (weak); Amdahl 1967
+(strong). With d_K the time of a step of the training loop on K devices, I_K the time that K perfect devices would take,
+d_1 with the same rows a device and d_1 / K with the same rows in all,
+
+    E_K = S_K / (K S_1) = I_K / d_K,      100 % - E_K = (d_K - I_K) / d_K.
+
+Each stage of a run holds the one before it, so d_K - I_K is the sum of what each stage adds on K devices beyond what it
+adds on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.measure.scale.rounds import Setting
+from paceline.measure.scale.subject import Flow, Sample, Stage
+from paceline.measure.timing import Interval, median_interval, ratio_interval
+
+TERMS = {
+    "compute": "compute that got slower",
+    "stragglers": "waiting for the slowest device",
+    "communication": "communication that is not hidden",
+    "input": "waiting for batches",
+    "host": "the loop in Python",
+    "rest": "the rest",
+}
+"""Where throughput goes, in the order of the stages."""
+
+LITTLE_TOLERANCE = 0.1
+"""Share by which rows counted and L x T may differ. The feed's thread may lose the core between the stamp of a batch
+and its place in the queue: with one core for all, 5.6 % of the rows were in between (image recipe, one device)."""
+
+StageSamples = Mapping[Stage, Sequence[Sample]]
+
+
+def throughput(samples: Sequence[Sample], *, batch: int) -> Interval:
+    """Rows a second."""
+    return median_interval([batch / sample.step_s for sample in samples])
+
+
+def efficiency(single: StageSamples, several: StageSamples, *, one: Setting, many: Setting) -> Interval:
+    """E_K = S_K / (K S_1) as a share; round by round, of measurements made next to each other."""
+    rates = [many.batch / sample.step_s / many.devices for sample in several["fit"]]
+    return ratio_interval(rates, [one.batch / sample.step_s for sample in single["fit"]])
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """Where the throughput between 100 % and E_K went.
+
+    Args:
+      terms: by the names of `TERMS`, in percent points of K S_1; negative where K devices did better.
+      efficiency: E_K in percent: 100 less all terms.
+    """
+
+    terms: Mapping[str, Interval]
+    efficiency: float
+
+
+def waterfall(single: StageSamples, several: StageSamples, *, one: Setting, many: Setting) -> Waterfall:
+    """The terms, each the median over the rounds.
+
+    Args:
+      single: of one device; it has no stage ``barrier``, since it waits for no other.
+    """
+    share = many.batch / many.devices / one.batch  # of the rows of one device that each of K has
+    by_round = [_terms(_round(single, number), _round(several, number), share) for number in range(_rounds(several))]
+    terms = {name: median_interval([terms[name] for terms in by_round]) for name in TERMS}
+    percent = 100 * efficiency(single, several, one=one, many=many).value
+    rest = 100 - percent - sum(terms[name].value for name in TERMS if name != "rest")
+    shift = rest - terms["rest"].value  # medians of terms do not add up as the terms do
+    low, high = terms["rest"].low + shift, terms["rest"].high + shift
+    terms["rest"] = Interval(rest, low, high, terms["rest"].coverage)
+    return Waterfall(terms, percent)
+
+
+def _rounds(stages: StageSamples) -> int:
+    return min(len(samples) for samples in stages.values())
+
+
+def _round(stages: StageSamples, number: int) -> dict[str, float]:
+    times = {str(stage): samples[number].step_s for stage, samples in stages.items()}
+    return {"barrier": times["local"], "wait": stages["feed"][number].wait_s} | times
+
+
+def _terms(one: Mapping[str, float], many: Mapping[str, float], share: float) -> dict[str, float]:
+    """Percent points of one round."""
+
+    def added(outer: str, inner: str | None = None) -> float:
+        parts = [times[outer] - (0.0 if inner is None else times[inner]) for times in (many, one)]
+        return 100 * (parts[0] - share * parts[1]) / many["fit"]
+
+    terms = {
+        "compute": added("local"),
+        "stragglers": added("barrier", "local"),
+        "communication": added("step", "barrier"),
+        "input": added("wait"),
+        "host": added("fit", "feed"),
+    }
+    return terms | {"rest": added("feed", "step") - terms["input"]}
+
+
+@dataclass(frozen=True)
+class LittlesLaw:
+    """P = L x T against what was counted. Source: Little, "A proof for the queuing formula L = λW", 1961.
+
+    Args:
+      latency_s: L, from a batch in the feed's queue to its result [s].
+      samples_per_s: T.
+      rows: P = L x T.
+      counted_rows: in the queue and in steps in flight, mean over time.
+      ratio: counted over P.
+    """
+
+    latency_s: float
+    samples_per_s: float
+    rows: float
+    counted_rows: float
+    ratio: Interval
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are the same but for noise."""
+        return self.ratio.low <= 1 + LITTLE_TOLERANCE and self.ratio.high >= 1 - LITTLE_TOLERANCE
+
+
+def littles_law(flows: Sequence[Flow], *, batch: int) -> LittlesLaw:
+    """Medians over the rounds, of the loop that the feed drives."""
+    latency_s = median_interval([flow.latency_s for flow in flows]).value
+    rows = median_interval([flow.latency_s / flow.step_s * batch for flow in flows]).value
+    return LittlesLaw(
+        latency_s,
+        median_interval([batch / flow.step_s for flow in flows]).value,
+        rows,
+        median_interval([flow.in_flight * batch for flow in flows]).value,
+        ratio_interval([flow.in_flight for flow in flows], [flow.latency_s / flow.step_s for flow in flows]),
+    )

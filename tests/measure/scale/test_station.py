@@ -1,0 +1,118 @@
+"""A process that measures on order, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from paceline.base.errors import BatchSizeError, ProcessError
+from paceline.measure.scale.station import Network, ProcessStation, serve
+from paceline.measure.scale.subject import Flow, Sample
+
+OTHER_SIDE = """\
+import json, os, sys
+for line in sys.stdin:
+    order = json.loads(line)
+    answers = {{
+        "prepare": {{"value": 1.5}},
+        "measure": {{"value": {{"step_s": 0.25, "wait_s": 0.0, "flow": [], "noise_rows": None}}}},
+        "network": {{"value": {{"curves": {{"a": 1}}, "lines": ["x"]}}}},
+    }}
+    {change}
+    print(json.dumps(answers[order["do"]]), flush=True)
+"""
+
+
+@pytest.fixture
+def other_side():
+    """`other_side(change)`: a station whose process answers, with a line of its own that may end it first."""
+    made = []
+
+    def start(change="pass"):
+        text = OTHER_SIDE.format(change=change).replace("[]", '{"latency_s": 1, "step_s": 2, "in_flight": 3}')
+        made.append(ProcessStation([sys.executable, "-c", text], environment=os.environ, name="2 devices"))
+        return made[-1]
+
+    yield start
+    for station in made:
+        station.close()
+
+
+def test_orders_are_answered_by_the_other_process(other_side):
+    """Seconds, a sample with its flow, curves: as data classes again."""
+    station = other_side()
+    assert station.prepare(8) == 1.5
+    assert station.measure(8, "feed", steps=2) == Sample(0.25, 0.0, Flow(1.0, 2.0, 3.0))
+    assert station.network() == Network({"a": 1}, ("x",))
+
+
+def test_an_error_of_the_user_arrives_as_it_was_raised(other_side):
+    """Its class, its words."""
+    error = {"kind": "BatchSizeError", "what": "w", "why": "y", "fix": "use --batch 8"}
+    with pytest.raises(BatchSizeError) as raised:
+        other_side(f"answers = {{'prepare': {{'error': {error!r}}}}}").prepare(8)
+    assert raised.value.fix == "use --batch 8"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("os.kill(os.getpid(), 9)", "the process that measures 2 devices was killed by signal 9, in 'prepare'"),
+        ("sys.exit(3)", "the process that measures 2 devices ended with exit code 3, in 'prepare'"),
+        ("answers = {'prepare': {'crash': 'KeyError: 1'}}", "the process that measures 2 devices failed: KeyError: 1"),
+    ],
+)
+def test_a_process_that_fails_is_named_with_how(other_side, change, told):
+    """Killed, ended, or another exception; the fix names the memory, which is the usual reason for a signal 9."""
+    with pytest.raises(ProcessError) as raised:
+        other_side(change).prepare(8)
+    assert told in raised.value.what
+    assert "use a smaller --batch" in raised.value.fix
+
+
+def test_closing_ends_the_process_however_often(other_side):
+    """It no longer runs."""
+    station = other_side()
+    station.prepare(8)
+    station.close()
+    station.close()
+    assert station._process.returncode is not None
+
+
+class _Here:
+    """A station that fails in two ways."""
+
+    def prepare(self, batch):
+        if batch == 3:
+            raise BatchSizeError(what="w", why="y", fix="f")
+        if batch == 4:
+            raise ValueError("odd")
+        return 2.0
+
+    def measure(self, batch, stage, *, steps):
+        return Sample(0.5)
+
+    def trace(self, batch, folder, *, steps):
+        return None
+
+    def network(self):
+        return Network({}, ())
+
+    def close(self):
+        return None
+
+
+def test_each_order_gets_one_answer_and_a_failure_ends_nothing(capsys):
+    """A value, an error with its words, an exception with its trace on standard error, a value again."""
+    orders = [{"do": "prepare", "batch": rows} for rows in (2, 3, 4)]
+    orders.append({"do": "measure", "batch": 2, "stage": "fit", "steps": 1})
+    answers: list[str] = []
+    serve(_Here(), orders=[json.dumps(order) + "\n" for order in orders], answer=answers.append)
+    first, second, third, fourth = map(json.loads, answers)
+    assert first == {"value": 2.0}
+    assert second == {"error": {"kind": "BatchSizeError", "what": "w", "why": "y", "fix": "f"}}
+    assert third == {"crash": "ValueError: odd"} and "ValueError: odd" in capsys.readouterr().err
+    assert fourth["value"]["step_s"] == 0.5
