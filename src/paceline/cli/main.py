@@ -28,7 +28,7 @@ from paceline.telemetry.status import open_status
 COMMANDS = {
     "train": "train a recipe or your own task on all devices",
     "verify": "prove that K devices compute what one would, or name the cause",
-    "doctor": "before a run: what would go wrong, in order, with the fix",
+    "doctor": "before a run: what would go wrong, in order, with the fix; alone: this machine",
     "plan": "before you rent a GPU: does it fit, how fast, how efficient, what limits it",
     "scale": "measure throughput and efficiency on 1 to K devices, and where the rest goes",
     "tune": "the largest batch that fits, and the settings that train fastest here",
@@ -41,6 +41,7 @@ examples:
   paceline train image --simulate 4        a shipped recipe on 4 simulated CPU devices
   paceline train my_task.py --batch 1024   your own task on all devices
   paceline doctor my_task.py --batch 1024  what would go wrong, before it does
+  paceline plan my_task.py --on 8xH100     what it would be on GPUs that you do not have
   paceline train image --help              every option"""
 
 
