@@ -67,7 +67,9 @@ def on_a_quiet_machine(share: float) -> Iterator[None]:
     except AssertionError as error:
         if share >= LEAST_SHARE:
             raise
-        pytest.skip(f"two threads got {share:.0%} of a core each, or others ran, so times say nothing of the cable: {error}")
+        pytest.skip(
+            f"two threads got {share:.0%} of a core each, or others ran, so times say nothing of the cable: {error}"
+        )
 
 
 def share_of_cores() -> float:
@@ -86,8 +88,8 @@ def _spin(_: int) -> float:
 
 SIZES = {1000: [2**16, 2**18, 2**20, 2**22, 2**24], 100: [2**16, 2**18, 2**20, 2**22]}
 MODELS = {1000: ["1024x2x512"], 100: ["256x4x1024", "256x4x4096", "512x4x1024"]}
-"""At 1 Gbit/s a large gradient only: an exchange within a step then takes 3 to 15 ms more than one alone, since four threads
-of two processes share two cores (docs/design/013-network.md)."""
+"""At 1 Gbit/s a large gradient only: an exchange within a step then takes 3 to 15 ms more than one alone, since four
+threads of two processes share two cores (docs/design/013-network.md)."""
 
 
 @pytest.fixture(scope="module", params=[1000, 100], ids="{}-mbit".format)

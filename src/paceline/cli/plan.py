@@ -22,9 +22,9 @@ from paceline.base.errors import OptionError
 from paceline.cli.job import make_job, parse_options, run_shape, target_of
 from paceline.cli.options import early_value
 from paceline.cli.reporting import reporting
-from paceline.cli.run_options import bucket_bytes
+from paceline.cli.step_options import StepOptions
 from paceline.data.example import read_example
-from paceline.engine.parallel import BatchNorm, DropoutStream, Parallel, Placement, Precision, ReduceDtype, Scheme
+from paceline.engine.parallel import Parallel
 from paceline.insight.compiling.cache import ProgramCache, default_folder
 from paceline.insight.compiling.target import use_no_gpu
 from paceline.insight.hardware.machine import Machine, parse_machine
@@ -34,7 +34,7 @@ from paceline.insight.plan.place import choose_place
 from paceline.insight.plan.plan import Ask, Plan, make_plan, rows_per_device
 from paceline.insight.plan.programs import Programs, Workload
 from paceline.insight.plan.words import plan_lines
-from paceline.insight.published.table import published_report, published_lines
+from paceline.insight.published.table import published_lines, published_report
 from paceline.recipes.find import find_recipe
 
 _SIMULATED_AT_MOST = 64
@@ -42,7 +42,7 @@ _SIMULATED_AT_MOST = 64
 
 
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(StepOptions):
     """Options of `paceline plan`.
 
     Args:
@@ -50,7 +50,6 @@ class PlanOptions:
       nodes: how many such nodes.
       network: between nodes, as 400GbE or '400Gb per GPU' (default: the device's usual one).
       link: between devices of a node, as NVLink3 or PCIe4 (default: the device's usual one).
-      batch: rows of the global batch (default: the recipe's).
       rate: measured samples/s of one device, in place of the predicted.
       input_rate: samples/s that the input of one node can make for its devices (default: it keeps up).
       samples: how many are to be trained on, for the time it takes.
@@ -58,17 +57,6 @@ class PlanOptions:
       noise_scale_rows: the gradient noise scale that a run reported, for statistical efficiency.
       compare: plan other ways beside it, one option changed at a time: scheme, placement, precision, accumulation, all.
       confirm: compile the largest batch instead of reading it off a line.
-      scheme: how a step runs on the devices.
-      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
-      accumulation: microbatches accumulated in an update.
-      precision: type of the computation; parameters stay float32.
-      reduce_dtype: type of the gradients on the wire (per_device and pmap).
-      bucket_mb: pack gradients into messages of at most so many megabytes of 10^6 bytes (per_device and pmap).
-      clip_norm: clip the mean gradient to this global norm.
-      dropout: which devices draw which dropout masks.
-      batch_norm: whose rows BatchNorm's statistics are taken from (per_device and pmap).
-      ema_decay: keep a moving average of the parameters with this decay.
-      prefetch: batches that wait on the devices.
       cache: keep compiled programs, so that a second plan need not compile.
       json: write the plan to this file as one JSON object.
       config: TOML or YAML file with options; flags come before it.
@@ -79,7 +67,6 @@ class PlanOptions:
     nodes: int = 1
     network: str | None = None
     link: str | None = None
-    batch: int | None = None
     rate: float | None = None
     input_rate: float | None = None
     samples: int | None = None
@@ -87,26 +74,10 @@ class PlanOptions:
     noise_scale_rows: float | None = None
     compare: str | None = None
     confirm: bool = False
-    scheme: Scheme = "global_view"
-    placement: Placement = "replicated"
-    accumulation: int = 1
-    precision: Precision = "float32"
-    reduce_dtype: ReduceDtype | None = None
-    bucket_mb: float | None = None
-    clip_norm: float | None = None
-    dropout: DropoutStream = "global"
-    batch_norm: BatchNorm | None = None
-    ema_decay: float | None = None
-    prefetch: int = 2
     cache: bool = True
     json: str | None = None
     config: str | None = None
     traceback: bool = False
-
-    def parallel(self) -> Parallel:
-        """The part that the engine reads."""
-        names = {field.name for field in dataclasses.fields(Parallel)} & {f.name for f in dataclasses.fields(self)}
-        return Parallel(**{name: getattr(self, name) for name in names}, bucket_bytes=bucket_bytes(self.bucket_mb))
 
 
 def run(arguments: list[str]) -> int:
@@ -148,9 +119,8 @@ def _plan(arguments: list[str]) -> tuple[dict[str, Any], int]:
     place = choose_place(machine)
     example = read_example(job.data)
     work = Workload(job.task, job.optimizer, example.structure, options.prefetch, example.source_rows)
-    programs = Programs(
-        work, place, devices=machine.num_devices, cache=ProgramCache(default_folder()) if options.cache else None, say=_say,
-    )  # fmt: skip
+    cache = ProgramCache(default_folder()) if options.cache else None
+    programs = Programs(work, place, devices=machine.num_devices, cache=cache, say=_say)
 
     def planned(parallel: Parallel) -> Plan:
         return make_plan(programs, machine, parallel=parallel, ask=ask, notes=place.notes)

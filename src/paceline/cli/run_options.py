@@ -6,22 +6,12 @@ Not here: reading them (`cli.options`), a recipe's own options.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
 from paceline.base.errors import OptionError
+from paceline.cli.step_options import StepOptions
 from paceline.data.batch import Remainder
-from paceline.engine.parallel import (
-    BatchNorm,
-    DropoutStream,
-    NonFinite,
-    Parallel,
-    Placement,
-    Precision,
-    ReduceDtype,
-    Scheme,
-)
 from paceline.telemetry.progress import Mode
 from paceline.train.audit import OnDivergence
 from paceline.train.checkpoints import Checkpoints, OnSaveFailure
@@ -32,30 +22,16 @@ _MINUTES = {"s": 1 / 60, "min": 1.0, "h": 60.0}
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(StepOptions):
     """Options of every run.
 
     Args:
-      batch: rows of the global batch, shared by all devices (default: the recipe's).
       epochs: passes over the data (default: the recipe's).
       steps: updates to make, instead of epochs.
       devices: number of devices (default: all that are visible).
       simulate: simulate so many CPU devices on this machine.
-      scheme: how a step runs on the devices.
-      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
-      accumulation: microbatches accumulated in an update.
-      precision: type of the computation; parameters stay float32.
-      reduce_dtype: type of the gradients on the wire (per_device and pmap).
-      bucket_mb: pack gradients into messages of at most so many megabytes of 10^6 bytes (per_device and pmap).
-      noise_scale: measure the gradient noise scale (per_device and pmap).
-      clip_norm: clip the mean gradient to this global norm.
-      nonfinite: what to do when a loss or gradient is not finite.
-      dropout: which devices draw which dropout masks.
-      batch_norm: whose rows BatchNorm's statistics are taken from (per_device and pmap).
-      ema_decay: keep a moving average of the parameters with this decay.
       remainder: what to do with rows that do not fill a batch.
       shuffle: a new order of rows in each epoch.
-      prefetch: batches made ahead by the background feed.
       evaluate_every: updates between evaluations (default: one an epoch).
       audit_every: updates between comparisons of the state on all devices; 0 leaves them out.
       on_divergence: what to do when devices do not hold the same state.
@@ -84,26 +60,12 @@ class RunOptions:
       traceback: show Python's traceback for errors.
     """
 
-    batch: int | None = None
     epochs: int | None = None
     steps: int | None = None
     devices: int | None = None
     simulate: int | None = None
-    scheme: Scheme = "global_view"
-    placement: Placement = "replicated"
-    accumulation: int = 1
-    precision: Precision = "float32"
-    reduce_dtype: ReduceDtype | None = None
-    bucket_mb: float | None = None
-    noise_scale: bool = False
-    clip_norm: float | None = None
-    nonfinite: NonFinite = "stop"
-    dropout: DropoutStream = "global"
-    batch_norm: BatchNorm | None = None
-    ema_decay: float | None = None
     remainder: Remainder = "drop"
     shuffle: bool = True
-    prefetch: int = 2
     evaluate_every: int | None = None
     audit_every: int = 500
     on_divergence: OnDivergence = "stop"
@@ -128,12 +90,6 @@ class RunOptions:
     join_timeout: float = 60.0
     peer_timeout: float = 30.0
     traceback: bool = False
-
-    def parallel(self) -> Parallel:
-        """The part that the engine reads."""
-        own = ("donate", "bucket_bytes")
-        names = [field.name for field in dataclasses.fields(Parallel) if field.name not in own]
-        return Parallel(**{name: getattr(self, name) for name in names}, bucket_bytes=bucket_bytes(self.bucket_mb))
 
     def checkpoints(self) -> Checkpoints | None:
         """When the run saves; None: never.
@@ -166,17 +122,6 @@ class RunOptions:
             fix="use --resume for the latest, --resume 400 for that of step 400, or --resume auto to begin anew if "
             "there is none",
         )
-
-
-def bucket_bytes(size_mb: float | None) -> int | None:
-    """Bytes of ``--bucket-mb``. Raises: OptionError: nothing fits in so little."""
-    if size_mb is not None and not size_mb > 0:
-        raise OptionError(
-            what=f"--bucket-mb {size_mb:g}",
-            why="it is the size of a message of gradients",
-            fix="use a size above 0, such as --bucket-mb 4, or leave it out for one message a leaf",
-        )
-    return None if size_mb is None else max(1, round(size_mb * 1e6))
 
 
 def _every(text: str) -> tuple[int | None, float | None]:

@@ -24,8 +24,7 @@ from paceline.base.errors import DeviceError, OptionError
 from paceline.base.units import format_count, format_duration, format_percent
 from paceline.cli.job import check_count, make_job, parse_options, run_shape, target_of
 from paceline.cli.reporting import reporting
-from paceline.cli.run_options import bucket_bytes
-from paceline.engine.parallel import BatchNorm, DropoutStream, Parallel, Placement, Precision, ReduceDtype, Scheme
+from paceline.cli.step_options import StepOptions
 from paceline.measure.scale.cores import core_quota, environment, not_claimed, physical_cores, usable_cores
 from paceline.measure.scale.figure import check_figure, write_figure
 from paceline.measure.scale.load import BUSY, OtherLoad
@@ -41,7 +40,7 @@ from paceline.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class ScaleOptions:
+class ScaleOptions(StepOptions):
     """Options of `paceline scale`.
 
     Args:
@@ -49,22 +48,9 @@ class ScaleOptions:
         measured.
       mode: the rows of a device fixed (weak), the rows of all devices fixed (strong), or both.
       simulate: measure on so many simulated CPU devices at most, even where there are accelerators.
-      batch: rows of the global batch on the most devices (default: the recipe's).
       repeats: measurements of each number, at most.
       seconds: time to measure in, compilation left out; at least 3 repeats are made.
-      scheme: how a step runs on the devices.
-      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
-      accumulation: microbatches accumulated in an update.
-      precision: type of the computation; parameters stay float32.
-      reduce_dtype: type of the gradients on the wire (per_device and pmap).
-      bucket_mb: pack gradients into messages of at most so many megabytes of 10^6 bytes (per_device and pmap).
-      noise_scale: measure the gradient noise scale, for statistical efficiency (per_device and pmap).
-      clip_norm: clip the mean gradient to this global norm.
-      dropout: which devices draw which dropout masks.
-      batch_norm: whose rows BatchNorm's statistics are taken from (per_device and pmap).
-      ema_decay: keep a moving average of the parameters with this decay.
       shuffle: a new order of rows in each epoch.
-      prefetch: batches made ahead by the background feed.
       seed: of parameters, data order and dropout.
       plan: JSON file of paceline plan, whose prediction is printed beside what is measured.
       profile: folder for traces of the profiler, from which stage times are printed too.
@@ -79,22 +65,9 @@ class ScaleOptions:
     devices: tuple[int, ...] = ()
     mode: Literal["weak", "strong", "both"] = "weak"
     simulate: int | None = None
-    batch: int | None = None
     repeats: int = 15
     seconds: float = 60.0
-    scheme: Scheme = "global_view"
-    placement: Placement = "replicated"
-    accumulation: int = 1
-    precision: Precision = "float32"
-    reduce_dtype: ReduceDtype | None = None
-    bucket_mb: float | None = None
-    noise_scale: bool = False
-    clip_norm: float | None = None
-    dropout: DropoutStream = "global"
-    batch_norm: BatchNorm | None = None
-    ema_decay: float | None = None
     shuffle: bool = True
-    prefetch: int = 2
     seed: int = 0
     plan: str | None = None
     profile: str | None = None
@@ -104,12 +77,6 @@ class ScaleOptions:
     json: str | None = None
     config: str | None = None
     traceback: bool = False
-
-    def parallel(self) -> Parallel:
-        """The part that the engine reads."""
-        own = ("donate", "bucket_bytes", "nonfinite")
-        names = [field.name for field in dataclasses.fields(Parallel) if field.name not in own]
-        return Parallel(**{name: getattr(self, name) for name in names}, bucket_bytes=bucket_bytes(self.bucket_mb))
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -15,16 +15,10 @@ from typing import Any
 from paceline.base.errors import OptionError
 from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
 from paceline.cli.reporting import reporting
-from paceline.cli.run_options import RunOptions, bucket_bytes
+from paceline.cli.run_options import RunOptions
+from paceline.cli.step_options import StepOptions
 from paceline.engine.parallel import (
-    BatchNorm,
-    DropoutStream,
-    NonFinite,
     Parallel,
-    Placement,
-    Precision,
-    ReduceDtype,
-    Scheme,
 )
 from paceline.engine.usercode import user_code
 from paceline.measure.scale.subject import Subject
@@ -38,29 +32,15 @@ from paceline.topology.devices import choose_devices
 
 
 @dataclass(frozen=True)
-class TuneFlags:
+class TuneFlags(StepOptions):
     """Options of `paceline tune`. Those of a run say where to begin.
 
     Args:
       seconds: about how long it may take.
       fix_batch: keep the training as it is: the global batch, and which rows BatchNorm sees at once.
       memory_gb: memory of one device, in gigabytes of 10^9 bytes (default: what it says itself).
-      batch: rows of the global batch (default: the recipe's).
       devices: number of devices (default: all that are visible).
       simulate: simulate so many CPU devices on this machine.
-      scheme: how a step runs on the devices.
-      placement: what the devices share, each holding a part: nothing, the optimizer state, the parameters too.
-      accumulation: microbatches accumulated in an update.
-      precision: type of the computation; parameters stay float32. It is not tuned.
-      reduce_dtype: type of the gradients on the wire (per_device and pmap). It is not tuned.
-      bucket_mb: pack gradients into messages of at most so many megabytes of 10^6 bytes (per_device and pmap).
-      noise_scale: measure the gradient noise scale (per_device and pmap), so that its cost is in what is measured.
-      clip_norm: clip the mean gradient to this global norm.
-      nonfinite: what to do when a loss or gradient is not finite.
-      dropout: which devices draw which dropout masks.
-      batch_norm: whose rows BatchNorm's statistics are taken from (per_device and pmap).
-      ema_decay: keep a moving average of the parameters with this decay.
-      prefetch: batches made ahead by the background feed.
       shuffle: a new order of rows in each epoch.
       seed: of parameters, data order and dropout.
       json: write the result to this file as one JSON object.
@@ -71,33 +51,13 @@ class TuneFlags:
     seconds: float = 300.0
     fix_batch: bool = False
     memory_gb: float | None = None
-    batch: int | None = None
     devices: int | None = None
     simulate: int | None = None
-    scheme: Scheme = "global_view"
-    placement: Placement = "replicated"
-    accumulation: int = 1
-    precision: Precision = "float32"
-    reduce_dtype: ReduceDtype | None = None
-    bucket_mb: float | None = None
-    noise_scale: bool = False
-    clip_norm: float | None = None
-    nonfinite: NonFinite = "stop"
-    dropout: DropoutStream = "global"
-    batch_norm: BatchNorm | None = None
-    ema_decay: float | None = None
-    prefetch: int = 2
     shuffle: bool = True
     seed: int = 0
     json: str | None = None
     config: str | None = None
     traceback: bool = False
-
-    def parallel(self) -> Parallel:
-        """The part that the engine reads."""
-        own = ("donate", "bucket_bytes")
-        names = [field.name for field in dataclasses.fields(Parallel) if field.name not in own]
-        return Parallel(**{name: getattr(self, name) for name in names}, bucket_bytes=bucket_bytes(self.bucket_mb))
 
     def tuning(self) -> TuneOptions:
         """The part that says how to tune. Raises: OptionError: no time, or no memory."""

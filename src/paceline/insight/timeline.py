@@ -48,7 +48,7 @@ class Collective:
     Args:
       name: of the instruction, unique in its timeline.
       kind: what it computes.
-      bytes: the whole value: of an all-reduce its operand, of a reduce-scatter its operand, of an all-gather its result.
+      bytes: the whole value: of an all-reduce or a reduce-scatter its operand, of an all-gather its result.
       dtype: on the wire, as JAX names it; of several, the one with the most bytes.
       group: devices that exchange with each other.
       asynchronous: whether the compiler lets compute run while it is in flight.

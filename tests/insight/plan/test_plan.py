@@ -183,7 +183,7 @@ def test_every_number_of_the_text_is_in_the_document(plan):
 def test_a_batch_that_does_not_split_is_refused_with_its_neighbours():
     with pytest.raises(BatchSizeError, match="use --batch 32 or 24"):
         rows_per_device(30, devices=4, accumulation=2)
-    with pytest.raises(BatchSizeError, match="use --batch 8$"):
+    with pytest.raises(BatchSizeError, match=r"use --batch 8$"):
         rows_per_device(3, devices=4, accumulation=2)
 
 

@@ -18,9 +18,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan of one way to run.
 
     Keys: ``machine``, ``parallel``, ``batch``, ``rows_per_device``, ``notes``, ``memory`` (bytes a device, by part),
-    ``fits``, ``ways_out``, ``flops_per_sample``, ``single_samples_per_s`` with its 80 % interval, ``samples_per_s``, ``efficiency`` with
-    ``efficiency_low`` and ``efficiency_high`` (80 % interval), ``terms`` (s a step), ``binding``, ``communication``,
-    ``largest_rows_per_device``, ``efficient_rows_per_device``, ``curve``, ``cost``, ``statistical``.
+    ``fits``, ``ways_out``, ``flops_per_sample``, ``single_samples_per_s`` with its 80 % interval, ``samples_per_s``,
+    ``efficiency`` with its interval ``efficiency_low`` to ``efficiency_high``, ``terms`` (s a step), ``binding``,
+    ``communication``, ``largest_rows_per_device``, ``efficient_rows_per_device``, ``curve``, ``cost``, ``statistical``.
     """
     memory = plan.step_program.memory
     return {
