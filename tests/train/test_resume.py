@@ -20,7 +20,7 @@ from paceline.base.errors import CheckpointError, OptionError
 from paceline.checkpoint.files import steps
 from paceline.checkpoint.store import Store
 from paceline.cli.run_options import RunOptions
-from paceline.cli.train import with_resume_value
+from paceline.cli.options import with_value
 from paceline.telemetry.reader import read_run
 from paceline.train.checkpoints import Checkpoints
 from tests.train.linear import SCHEMES, line, params_of, trainer_of, zeros
@@ -264,7 +264,7 @@ def test_keep_and_keep_best(task, capfd):
 )
 def test_resume_may_stand_alone(arguments, expected):
     """At the end and before another flag."""
-    assert with_resume_value(arguments) == expected
+    assert with_value(arguments, "resume", alone="latest") == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, False), ("latest", True), ("auto", "auto"), ("400", 400)])

@@ -169,6 +169,17 @@ def find_value(arguments: Sequence[str], name: str) -> str | None:
     return found
 
 
+def with_value(arguments: list[str], name: str, *, alone: str) -> list[str]:
+    """The arguments with a value behind ``--name`` where it stands alone."""
+    full: list[str] = []
+    for number, argument in enumerate(arguments):
+        full.append(argument)
+        is_alone = number + 1 == len(arguments) or arguments[number + 1].startswith("--")
+        if argument == f"--{name}" and is_alone:
+            full.append(alone)
+    return full
+
+
 def early_value(arguments: list[str], name: str) -> str | None:
     """What a flag, or else the configuration file, says of an option that is needed before the flags are parsed.
 

@@ -20,7 +20,7 @@ import jax
 
 from paceline.base.errors import OptionError
 from paceline.cli.job import make_job, parse_options, run_shape, target_of
-from paceline.cli.options import early_value
+from paceline.cli.options import early_value, with_value
 from paceline.cli.reporting import reporting
 from paceline.cli.step_options import StepOptions
 from paceline.data.example import read_example
@@ -55,7 +55,8 @@ class PlanOptions(StepOptions):
       samples: how many are to be trained on, for the time it takes.
       price: of one device for an hour, for the cost of --samples.
       noise_scale_rows: the gradient noise scale that a run reported, for statistical efficiency.
-      compare: plan other ways beside it, one option changed at a time: scheme, placement, precision, accumulation, all.
+      compare: plan other ways beside it, one option changed at a time: all, or some of
+        scheme,placement,precision,accumulation; without a value all.
       confirm: compile the largest batch instead of reading it off a line.
       cache: keep compiled programs, so that a second plan need not compile.
       json: write the plan to this file as one JSON object.
@@ -84,7 +85,7 @@ def run(arguments: list[str]) -> int:
     """Plan as the arguments say; returns the exit code."""
     if arguments and arguments[0] == "--published":
         return reporting(arguments, _published)
-    return reporting(arguments, _plan)
+    return reporting(with_value(arguments, "compare", alone="all"), _plan)
 
 
 def _published(arguments: list[str]) -> tuple[dict[str, Any], int]:

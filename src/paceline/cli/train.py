@@ -20,6 +20,7 @@ from paceline.base.errors import OptionError
 from paceline.base.exits import INTERRUPTED, TERMINATED
 from paceline.checkpoint.weights import import_weights
 from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
+from paceline.cli.options import with_value
 from paceline.cli.reporting import reporting
 from paceline.cli.run_options import RunOptions
 from paceline.cli.several import join, remember_run, run_of_earlier_attempt
@@ -38,7 +39,7 @@ from paceline.train.trainer import Trainer
 
 def run(arguments: list[str]) -> int:
     """Train as the arguments say; returns the exit code."""
-    return reporting(with_resume_value(arguments), _train)
+    return reporting(with_value(arguments, "resume", alone="latest"), _train)
 
 
 def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
@@ -98,17 +99,6 @@ def _fit(
     if processes().index == 0:
         _print_report(report, outcome)
     return {"report": report.as_dict(), "outcome": outcome, "config": dict(config)}, code
-
-
-def with_resume_value(arguments: list[str]) -> list[str]:
-    """``--resume`` may stand alone, for the latest checkpoint."""
-    full: list[str] = []
-    for number, argument in enumerate(arguments):
-        full.append(argument)
-        alone = number + 1 == len(arguments) or arguments[number + 1].startswith("--")
-        if argument == "--resume" and alone:
-            full.append("latest")
-    return full
 
 
 def _first_state(trainer: Trainer, options: RunOptions) -> TrainState:

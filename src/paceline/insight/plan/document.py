@@ -81,7 +81,8 @@ def _collective(use: CollectiveUse, plan: Plan) -> dict[str, Any]:
     one = use.collective
     return {
         "kind": one.kind, "bytes": one.bytes, "dtype": one.dtype, "devices": one.group, "times": use.times,
-        "blocking": use.blocking, "leaves": list(one.leaves), "exposed_s": plan.time.waits_s.get(one.name, 0.0),
+        "blocking": use.blocking, "in_flight_flops": use.in_flight.total_flops, "in_flight_bytes": use.in_flight.bytes,
+        "leaves": list(one.leaves), "exposed_s": plan.time.waits_s.get(one.name, 0.0),
     }  # fmt: skip
 
 
