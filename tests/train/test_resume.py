@@ -19,8 +19,8 @@ import paceline
 from paceline.base.errors import CheckpointError, OptionError
 from paceline.checkpoint.files import steps
 from paceline.checkpoint.store import Store
-from paceline.cli.run_options import RunOptions
 from paceline.cli.options import with_value
+from paceline.cli.run_options import RunOptions
 from paceline.telemetry.reader import read_run
 from paceline.train.checkpoints import Checkpoints
 from tests.train.linear import SCHEMES, line, params_of, trainer_of, zeros
