@@ -75,7 +75,7 @@ def apply_config(entries: Mapping[str, Any], path: str, *, defaults: Sequence[An
             raise OptionError(
                 what=f"{path}: unknown option {name!r}{nearest(name, known)}",
                 why="it would have no effect",
-                fix="correct or remove the entry; paceline train NAME --help lists the options",
+                fix="correct or remove the entry; --help lists the options",
             )
     return [_replace(default, entries, path) for default in defaults]
 
@@ -90,7 +90,7 @@ def _replace(default: T, entries: Mapping[str, Any], path: str) -> T:
         raise OptionError(
             what=f"{path}: {error}".replace("`$.", "`"),
             why="the option takes another type",
-            fix="correct the value; paceline train NAME --help shows the types",
+            fix="correct the value; --help shows the types",
         ) from error
 
 

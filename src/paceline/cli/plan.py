@@ -70,7 +70,7 @@ class PlanOptions(StepOptions):
     link: str | None = None
     rate: float | None = None
     input_rate: float | None = None
-    samples: int | None = None
+    samples: float | None = None
     price: float | None = None
     noise_scale_rows: float | None = None
     compare: str | None = None

@@ -16,13 +16,17 @@ import paceline
 from paceline.base.errors import BatchSizeError, OptionError
 from paceline.engine.parallel import Parallel
 from paceline.insight.hardware.machine import Machine, parse_machine
-from paceline.insight.model.roofline import RateError
+from paceline.insight.memory.advice import Advice
+from paceline.insight.model.predict import predict
+from paceline.insight.model.roofline import RateError, achieved
 from paceline.insight.plan.compare import compare, compare_lines, ways
 from paceline.insight.plan.document import cost_of, plan_document
+from paceline.insight.plan.notes import rematerialised_work, time_notes
 from paceline.insight.plan.place import Place, choose_place
 from paceline.insight.plan.plan import Ask, make_plan, rows_per_device
 from paceline.insight.plan.programs import Programs, Workload
 from paceline.insight.plan.words import plan_lines, verdict
+from paceline.insight.timeline import Work
 
 WIDTH = 64
 PARAMS = 2 * WIDTH * WIDTH
@@ -189,9 +193,74 @@ def test_a_batch_that_does_not_split_is_refused_with_its_neighbours():
 
 @pytest.mark.parametrize("name", ["rate", "input_rate", "samples", "price", "noise_scale"])
 def test_numbers_below_zero_are_refused(name):
-    value = -1 if name == "samples" else -1.0
-    with pytest.raises(OptionError, match=f"leave --{name.replace('_', '-')} out"):
-        Ask(8, **{name: value})
+    flag = {"input_rate": "input-rate", "noise_scale": "noise-scale-rows"}.get(name, name)
+    with pytest.raises(OptionError, match=f"leave --{flag} out"):
+        Ask(8, **{name: -1.0})
+
+
+def test_a_price_needs_a_number_of_samples():
+    with pytest.raises(OptionError, match="add --samples"):
+        Ask(8, price=2.0)
+
+
+def test_one_device_has_all_of_an_update_that_a_placement_splits(programs, machine):
+    """S_1 is that of one whole device whatever the placement: 3 parameters, 2 momenta of 4 bytes are moved alone."""
+    whole, split = (
+        make_plan(programs, machine, parallel=Parallel("per_device", placement=placement), ask=Ask(256), notes=())
+        for placement in ("replicated", "zero1")
+    )
+    bytes_alone = 5 * 4 * PARAMS * 3 / 4
+    device = machine.device
+    difference = bytes_alone / device.memory_bytes_per_s / achieved(device).memory
+    terms = predict(
+        split.step_program.timeline, machine, devices=1, update=Work({}, 5.0 * 4 * PARAMS, 1, "update")
+    ).terms
+    plain = predict(split.step_program.timeline, machine, devices=1).terms
+    assert terms["compute_s"] - plain["compute_s"] == pytest.approx(difference)
+    assert split.single_rate == pytest.approx(whole.single_rate, rel=0.05)
+
+
+def test_simulated_devices_share_a_cpu():
+    """Two devices of this CPU have half of its rates and of its memory each, and no pool of JAX's."""
+    one, two = parse_machine("cpu").device, parse_machine("2xcpu").device
+    assert two.peak_flops_per_s["float32"] == pytest.approx(one.peak_flops_per_s["float32"] / 2)
+    assert two.memory_bytes == one.memory_bytes // 2
+
+
+def test_gradients_on_the_wire_are_in_the_type_asked_for(programs):
+    """M x 2 bytes in bfloat16, though the program for CPUs widens them, at every n and under pmap."""
+    for parallel in (
+        Parallel("per_device", reduce_dtype="bfloat16"),
+        Parallel("pmap", reduce_dtype="bfloat16", accumulation=2),
+    ):
+        program = programs.one(parallel, 64).program
+        assert program.gradient_bytes == {"bfloat16": 2 * PARAMS}
+
+
+def test_a_change_that_does_not_suffice_alone_says_so(plan):
+    """Of two ways out one is below the limit, one above."""
+    small = dataclasses.replace(plan.limit, most_bytes=1000)
+    ways = (
+        Advice("zero1", "--placement zero1", "", 900, "compiled"),
+        Advice("fsdp", "--placement fsdp", "", 1200, "compiled"),
+    )
+    lines = plan_lines(dataclasses.replace(plan, limit=small, ways_out=ways))
+    assert any(line.startswith("  way out:  --placement zero1") for line in lines)
+    assert any(line.startswith("  helps:    --placement fsdp") and "200 B too much" in line for line in lines)
+
+
+def test_operations_that_xla_computes_again_are_no_work_of_a_sample(plan):
+    """A product named .remat: named in a note, not counted."""
+    again = Work({"float32": 1e9}, 0.0, 1, "gemm_fusion_dot.3.remat")
+    timeline = (*plan.step_program.timeline, again)
+    assert rematerialised_work(timeline).total_flops == 1e9
+    assert "a second time" in time_notes(timeline, plan.machine, fits=True)[0]
+
+
+def test_a_type_without_a_unit_is_named():
+    """A V100 has none for bfloat16."""
+    notes = time_notes((Work({"bfloat16": 1.0}, 1.0),), parse_machine("8xV100", nodes=2, network="100GbE"), fits=True)
+    assert notes == ["V100 SXM2 32 GB has no unit for bfloat16: its products are timed at the rate of float32"]
 
 
 def test_ways_are_compared_one_option_at_a_time(programs, machine):

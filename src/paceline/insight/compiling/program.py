@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class CompiledText:
 
 def compile_program(
     lowered: jax.stages.Lowered, *, target: Target | None = None, cache: ProgramCache | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
+    compiler_options: Mapping[str, Any] | None = None, begin: Callable[[], None] = lambda: None,
 ) -> CompiledText:  # fmt: skip
     """The scheduled program, from the cache or compiled now.
 
@@ -66,6 +66,7 @@ def compile_program(
       target: what it was lowered for; None for the devices at hand.
       cache: None to compile in any case, and keep nothing.
       compiler_options: of XLA, for this program alone; for a target in addition to those that leave autotuning out.
+      begin: called before a compilation, so not if the cache has it.
     Raises: CompileError: the compiler refuses the program or an option.
     """
     options = {**(_TARGET_OPTIONS if target else {}), **(compiler_options or {})}
@@ -73,6 +74,7 @@ def compile_program(
     kept = cache.read(key) if cache is not None else None
     if kept is not None:
         return CompiledText(kept.text, kept.memory, kept.compile_s, True, kept.platform)
+    begin()
     start = time.perf_counter()
     compiled = _compile(lowered, target=target, compiler_options=options)
     entry = Entry(compiled.as_text() or "", memory_stats(compiled), time.perf_counter() - start, _platform(target))

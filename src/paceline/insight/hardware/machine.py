@@ -15,6 +15,10 @@ from paceline.insight.hardware.catalog import Device
 from paceline.insight.hardware.devices import find_device, meaning
 from paceline.insight.hardware.links import Link, Network, find_link, parse_network
 
+CPU_ALIASES = ("cpu",)
+"""Of the CPU at hand, which is measured and in no table."""
+
+_NAMES_RDMA = re.compile(r"(?i)rdma|roce|infiniband|\bib\b|[enhsqx]dr|efa|slingshot|omni")
 _FORM = re.compile(r"^\s*(?:(\d+)\s*[x×*]\s*)?(.+?)\s*$", re.IGNORECASE)
 
 
@@ -92,7 +96,21 @@ def parse_machine(text: str, *, nodes: int = 1, network: str | None = None, link
         notes.append(note)
     elif network is not None:
         between = parse_network(network, devices_per_node=per_node)
+        if between.rdma and not _NAMES_RDMA.search(network):
+            notes.append(f"the network {network!r} is taken for {between.name}; write 100GbE for Ethernet with TCP")
+    if device.aliases == CPU_ALIASES and per_node > 1:
+        device = _shared(device, per_node)
+        notes.append(f"{per_node} devices share the CPU: each has 1/{per_node} of its rates and of the memory")
     return Machine(device, per_node, nodes, joined, between, tuple(notes))
+
+
+def _shared(device: Device, count: int) -> Device:
+    """A CPU's part where so many devices share it."""
+    rates = {dtype: rate / count for dtype, rate in device.peak_flops_per_s.items()}
+    return replace(
+        device, peak_flops_per_s=rates, memory_bytes=device.memory_bytes // count,
+        memory_bytes_per_s=device.memory_bytes_per_s / count, note="",
+    )  # fmt: skip
 
 
 def _join(device: Device, link: str | None) -> Link:

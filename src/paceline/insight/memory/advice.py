@@ -27,6 +27,9 @@ from paceline.insight.memory.split import StepMemory
 WARN = 0.9
 """Share of the limit above which a step is called tight: allocators lose some memory between blocks."""
 
+_LEAST_SAVING = 0.01
+"""Share of the peak that a change must save to be worth naming."""
+
 _TRIES = 3
 """Numbers of microbatches that are compiled before the search for one that fits is given up."""
 
@@ -120,8 +123,10 @@ def advise(case: Case, limit_bytes: int | None, *, peak_of_variant: PeakOf = lam
 
 
 def _is_no_help(case: Case, advice: Advice) -> bool:
-    """Whether the compiler says that the change saves nothing."""
-    return case.memory is not None and advice.bytes is not None and advice.bytes >= case.memory.peak
+    """Whether the compiler says that the change saves nothing to speak of."""
+    return (
+        case.memory is not None and advice.bytes is not None and advice.bytes > (1 - _LEAST_SAVING) * case.memory.peak
+    )
 
 
 def _donation(case: Case, _: int | None, peak_of: PeakOf) -> Iterator[Advice]:

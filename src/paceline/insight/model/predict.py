@@ -21,7 +21,7 @@ from paceline.insight.model.parameters import EIGHTY_PERCENT, FITTED, FITTED_LOG
 from paceline.insight.model.roofline import ROOFLINE_LOG_SD
 from paceline.insight.model.step import Setting, play, step_terms
 from paceline.insight.model.words import binding_term
-from paceline.insight.timeline import Timeline
+from paceline.insight.timeline import Timeline, Work
 
 # How sure a measured step is, as standard deviation of its logarithm.
 _MEASURED_LOG_SD = 0.03
@@ -72,6 +72,7 @@ def predict(
     devices: int | None = None,
     measured_step_s: float | None = None,
     input_s: float = 0.0,
+    update: Work | None = None,
     parameters: Parameters = FITTED,
     log_sd: Mapping[str, float] = FITTED_LOG_SD,
     cost: CollectiveCost | None = None,
@@ -85,6 +86,8 @@ def predict(
       measured_step_s: a measured step on one device [s]; compute is scaled so that it takes as long.
       input_s: how long the input of one node takes to make the rows of one device's step [s]. The node's devices share
         it; what is longer than the step is waited for.
+      update: the whole work of the update where a placement splits it over the devices: the program has the part of the
+        K that it was compiled for, one device alone has all of it.
       parameters, log_sd: of the model, and how sure each is (standard deviation of its logarithm).
       cost: seconds of a collective; by the machine's links (`insight.network`) if not given.
     Raises: RateError: the device has no known peak for a dtype of the program.
@@ -92,25 +95,28 @@ def predict(
     """
     count = machine.num_devices if devices is None else devices
     large = machine.with_devices(count)
-    setting = Setting(timeline, large, count, parameters, cost or MachineCost(large), input_s=input_s)
+    setting = Setting(timeline, large, count, parameters, cost or MachineCost(large), input_s=input_s, update=update)
     setting = _as_measured(setting, measured_step_s)
     compute_log_sd = ROOFLINE_LOG_SD if measured_step_s is None else _MEASURED_LOG_SD
     return _with_interval(setting, log_sd=log_sd, compute_log_sd=compute_log_sd)
 
 
 def predicted_efficiency(
-    timeline: Timeline, machine: Machine, *, measured_step_s: float | None = None, input_s: float = 0.0
-) -> float:
+    timeline: Timeline, machine: Machine, *, measured_step_s: float | None = None, input_s: float = 0.0,
+    update: Work | None = None,
+) -> float:  # fmt: skip
     """E_K of `predict` alone, which takes a tenth of the time: for searches."""
-    setting = Setting(timeline, machine, machine.num_devices, FITTED, MachineCost(machine), input_s=input_s)
+    count = machine.num_devices
+    setting = Setting(timeline, machine, count, FITTED, MachineCost(machine), input_s=input_s, update=update)
     return _efficiency(_as_measured(setting, measured_step_s)) if machine.num_devices > 1 else 1.0
 
 
 def _as_measured(setting: Setting, measured_step_s: float | None) -> Setting:
-    """Compute scaled so that the step of one device takes as long as was measured."""
+    """Compute scaled so that the step of one device takes as long as was measured, its host included."""
     if measured_step_s is None:
         return setting
-    return replace(setting, compute_scale=measured_step_s / play(replace(setting, devices=1)).compute_s)
+    scale = measured_step_s / play(replace(setting, devices=1)).compute_s
+    return replace(setting, compute_scale=scale, host_s=min(setting.host_s, measured_step_s))
 
 
 def efficiency_curve(
@@ -120,10 +126,12 @@ def efficiency_curve(
     counts: Sequence[int],
     measured_step_s: float | None = None,
     input_s: float = 0.0,
+    update: Work | None = None,
 ) -> list[StepTime]:
     """`predict` for each K."""
     return [
-        predict(timeline, machine, devices=count, measured_step_s=measured_step_s, input_s=input_s) for count in counts
+        predict(timeline, machine, devices=count, measured_step_s=measured_step_s, input_s=input_s, update=update)
+        for count in counts
     ]
 
 

@@ -9,7 +9,7 @@ communication and no jitter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.insight.hardware.machine import Machine
 from paceline.insight.model.costs import CollectiveCost
@@ -38,6 +38,8 @@ class Setting:
       compute_scale: factor on the roofline, where the compute's time is known better.
       input_s: the time in which the input of one node makes one device's rows; the node's devices share it.
       update_s: what the devices wait for at each update beside the program: an eager framework's host work.
+      host_s: the shortest step that the host of one device can start.
+      update: of a placement that splits it, the whole update's work, of which the compiled program has a part.
       synchronisations: how often in a step the devices wait for each other; an interruption hits one of them.
     """
 
@@ -50,6 +52,8 @@ class Setting:
     input_s: float = 0.0
     update_s: float = 0.0
     synchronisations: int = 1
+    host_s: float = HOST_STEP_S
+    update: Work | None = None
 
     @property
     def compiled(self) -> int:
@@ -86,6 +90,17 @@ class _Seconds:
     def work(self, work: Work) -> float:
         return self._roofline(work) * self._setting.compute_scale
 
+    def update_beyond(self) -> float:
+        """What the update takes beyond the compiled program's part, if other than the compiled K devices share it.
+
+        Below zero where more do; never more than the part that is there.
+        """
+        setting = self._setting
+        if setting.update is None:
+            return 0.0
+        whole = self._roofline(replace(setting.update, kernels=0)) * setting.compute_scale
+        return whole * (1 / setting.devices - 1 / max(setting.compiled, 1))
+
     def collective(self, collective: Collective) -> float:
         # A collective over all devices of the program spans all K; a smaller group stays what it is.
         devices = self._setting.devices
@@ -96,19 +111,20 @@ class _Seconds:
 def play(setting: Setting) -> Replay:
     """The schedule, on this machine."""
     seconds = _Seconds(setting)
-    return replay(
+    played = replay(
         setting.timeline,
         work_s=seconds.work,
         collective_s=seconds.collective,
         contention=setting.parameters.contention,
     )
+    return replace(played, compute_s=played.compute_s + seconds.update_beyond())
 
 
 def step_terms(setting: Setting) -> tuple[Terms, Replay]:
     """Where the time of a step goes, and the replay it was read from."""
     played = play(setting)
     local = min(setting.devices, setting.machine.devices_per_node)
-    host = max(HOST_STEP_S + HOST_DEVICE_S * (local - 1) - played.total_s, 0.0) + setting.update_s
+    host = max(setting.host_s + HOST_DEVICE_S * (local - 1) - played.total_s, 0.0) + setting.update_s
     jitter = _jitter_s(setting, compute_s=played.compute_s)
     waiting = max(setting.input_s * local - played.total_s - host - jitter, 0.0)
     terms = Terms(

@@ -37,7 +37,7 @@ def binding_term(
     if name != "exposed_s":
         return f"{_SAID[name].format(devices=devices)}: {share:.1%} of the step"
     exposed = terms["exposed_s"] / (terms["exposed_s"] + terms["hidden_s"])
-    what = _message(timeline, max(waits_s, key=lambda waited: waits_s[waited]))
+    what = _messages(timeline, waits_s)
     return (
         f"{what}{_over(machine, devices)}: {exposed:.0%} of the communication is not hidden behind compute, "
         f"{share:.1%} of the step"
@@ -53,12 +53,19 @@ def _side(timeline: Timeline, machine: Machine) -> str:
     return "arithmetic" if arithmetic > memory else "memory bandwidth"
 
 
-def _message(timeline: Timeline, name: str) -> str:
-    """What a collective does, and to which leaves where that is known."""
-    collective = next(c for c, _ in each_collective(timeline) if c.name == name)
-    if not collective.leaves:
-        return collective.kind
-    return f"{collective.kind} of {collective.leaves[0]}{' and more' if len(collective.leaves) > 1 else ''}"
+def _messages(timeline: Timeline, waits_s: Mapping[str, float]) -> str:
+    """The kind of collective that is waited for longest in all, and its largest wait's leaves where they are known."""
+    known = {c.name: c for c, _ in each_collective(timeline)}
+    by_kind: dict[str, float] = {}
+    for name, wait in waits_s.items():
+        by_kind[known[name].kind] = by_kind.get(known[name].kind, 0.0) + wait
+    kind = max(by_kind, key=lambda one: by_kind[one])
+    longest = max((name for name in waits_s if known[name].kind == kind), key=lambda name: waits_s[name])
+    leaves = known[longest].leaves
+    count = sum(known[name].kind == kind for name in waits_s)
+    if not leaves:
+        return kind
+    return f"{kind} of {leaves[0]}{' and more' if len(leaves) > 1 or count > 1 else ''}"
 
 
 def _over(machine: Machine, devices: int) -> str:

@@ -83,7 +83,18 @@ def compare_lines(compared: Sequence[Way]) -> list[str]:
     """The table as text."""
     table = Table(box=None, pad_edge=False)
     table.add_column("way")
-    for name in ("memory", "fits", "S_K [samples/s]", "E_K", "80 % interval", "step", "exposed", "wire", "blocking"):
+    for name in (
+        "memory",
+        "fits",
+        "S_1 [samples/s]",
+        "S_K",
+        "E_K",
+        "80 % interval",
+        "step",
+        "exposed",
+        "wire",
+        "blocking",
+    ):
         table.add_column(name, justify="right")
     for way in compared:
         if way.plan is not None:
@@ -101,6 +112,7 @@ def _cells(plan: Plan) -> list[str]:
     return [
         format_bytes(plan.step_program.memory.peak),
         "yes" if plan.fits else "NO",
+        f"{plan.single_rate:,.0f}",
         f"{plan.rate(time):,.0f}",
         f"{time.efficiency:.1%}",
         f"{time.efficiency_low:.1%}-{time.efficiency_high:.1%}",

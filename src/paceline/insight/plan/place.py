@@ -15,7 +15,7 @@ import jax
 from paceline.base.units import format_count
 from paceline.insight.compiling.target import Target, has_cuda_compiler, topology_devices
 from paceline.insight.hardware.devices import find_device
-from paceline.insight.hardware.machine import Machine
+from paceline.insight.hardware.machine import CPU_ALIASES, Machine
 from paceline.insight.hardware.targets import target_config
 
 STAND_IN = "A100 SXM 80 GB"
@@ -49,7 +49,7 @@ def choose_place(machine: Machine) -> Place:
 
     Raises: DeviceError: the plugin cannot be used in this process.
     """
-    if machine.device.aliases == ("cpu",):
+    if machine.device.aliases == CPU_ALIASES:
         return _on_cpu(machine, is_planned=True, note="")
     if not has_cuda_compiler():
         note = (

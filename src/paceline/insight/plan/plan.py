@@ -7,13 +7,15 @@ Invariant: a number that was not compiled but read off a line between compiled o
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.base.errors import BatchSizeError, OptionError
 from paceline.base.units import format_count
 from paceline.engine.parallel import Parallel
-from paceline.insight.hardware.machine import Machine
+from paceline.insight.hardware.machine import CPU_ALIASES, Machine
 from paceline.insight.memory.advice import Advice
 from paceline.insight.memory.largest import MemoryFitError, largest_batch
 from paceline.insight.memory.limits import Limit, program_limit
@@ -21,9 +23,10 @@ from paceline.insight.memory.model import MemoryModel
 from paceline.insight.model.predict import StepTime, efficiency_curve, predict, predicted_efficiency
 from paceline.insight.model.roofline import check_rate, shortest_step_s
 from paceline.insight.noise import TwoNumbers, UsefulDevices, two_numbers, useful_devices
+from paceline.insight.plan.notes import can_grow, rematerialised_work, time_notes, unread_notes
 from paceline.insight.plan.programs import Programs, StepProgram
 from paceline.insight.plan.rows import timeline_at
-from paceline.insight.timeline import Timeline
+from paceline.insight.timeline import Timeline, Work
 
 MOST_DEVICES = 4096
 GOOD_EFFICIENCY = 0.9
@@ -49,19 +52,26 @@ class Ask:
     batch: int
     rate: float | None = None
     input_rate: float | None = None
-    samples: int | None = None
+    samples: float | None = None
     price: float | None = None
     noise_scale: float | None = None
     confirm: bool = False
 
     def __post_init__(self) -> None:
+        flags = {"noise_scale": "noise-scale-rows"}
         for name in ("rate", "input_rate", "samples", "price", "noise_scale"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                flag = name.replace("_", "-")
+            if value is not None and not 0 < value < math.inf:
+                flag = flags.get(name, name.replace("_", "-"))
                 raise OptionError(
                     what=f"--{flag} {value:g}", why="it must be above 0", fix=f"leave --{flag} out, or give a number"
                 )
+        if self.price is not None and self.samples is None:
+            raise OptionError(
+                what=f"--price {self.price:g} without --samples",
+                why="a cost is that of so many samples",
+                fix="add --samples, as --samples 1e9, or leave --price out",
+            )
 
 
 @dataclass(frozen=True)
@@ -142,13 +152,15 @@ class Plan:
 
     @property
     def flops_per_sample(self) -> float:
-        """Floating-point operations of forward, backward and update for a row."""
-        return self.step_program.program.work.total_flops / self.rows
+        """Floating-point operations of forward, backward and update for a row; what XLA computes again is left out."""
+        program = self.step_program.program
+        return (program.work.total_flops - rematerialised_work(program.timeline).total_flops) / self.rows
 
     @property
     def utilisation(self) -> float | None:
         """Share of the device's peak that the step's products reach on K devices; None if the step has none."""
-        shortest = shortest_step_s(self.step_program.timeline, self.machine.device)
+        timeline, device = self.step_program.timeline, self.machine.device
+        shortest = shortest_step_s(timeline, device) - shortest_step_s((rematerialised_work(timeline),), device)
         return shortest / self.time.step_s if shortest else None
 
 
@@ -160,7 +172,8 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     """
     rows = rows_per_device(ask.batch, devices=machine.num_devices, accumulation=parallel.accumulation)
     first, second = programs.several([(parallel, rows), (parallel, 2 * rows)])
-    scale = _scale(first, machine, ask=ask)
+    update = _split_update(first, machine.num_devices)
+    scale = _scale(first, machine, ask=ask, update=update)
 
     def input_s(share: int) -> float:
         return 0.0 if ask.input_rate is None else share / ask.input_rate
@@ -168,36 +181,48 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     def at(share: int) -> Timeline:
         return timeline_at(share, first=(rows, first.timeline), second=(2 * rows, second.timeline))
 
-    limit = program_limit(round(machine.device.memory_bytes))
+    limit = _limit(machine)
     quick = first.compiled.compile_s + second.compiled.compile_s < _QUICK_S
     largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
     measured_s = scale(first.timeline)
-    time = predict(first.timeline, machine, measured_step_s=measured_s, input_s=input_s(rows))
+    time = predict(first.timeline, machine, measured_step_s=measured_s, input_s=input_s(rows), update=update)
     curve = efficiency_curve(
-        first.timeline, machine, counts=_counts(machine), measured_step_s=measured_s, input_s=input_s(rows)
-    )
+        first.timeline, machine, counts=_counts(machine), measured_step_s=measured_s, input_s=input_s(rows),
+        update=update,
+    )  # fmt: skip
 
     def efficiency(share: int) -> float:
         timeline = at(share)
-        return predicted_efficiency(timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share))
+        return predicted_efficiency(
+            timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share), update=update
+        )
 
     efficient = _efficient_rows(efficiency, parallel, most=largest.rows)
     statistical, useful = _statistical(ask, curve, rows=rows, devices=machine.num_devices)
     fits = first.memory.peak <= limit.most_bytes
     ways_out = () if fits else tuple(programs.ways_out(first, limit_bytes=limit.most_bytes))
-    said = (*machine.notes, *notes, *_unread(first))
+    found = [*unread_notes(first.program), *time_notes(first.timeline, machine, fits=fits)]
+    said = (*machine.notes, *notes, *found)
     return Plan(machine, ask, said, first, limit, time, tuple(curve), largest, efficient, ways_out, statistical, useful)
 
 
-def _unread(step: StepProgram) -> list[str]:
-    """What of the program could not be read, so that its time is unknown and left out."""
-    program = step.program
-    unknown = ", ".join(f"{name} ({count})" for name, count in program.unknown.items())
-    notes = [f"not counted, since its operations are unknown: {unknown}"] if unknown else []
-    notes += [
-        f"the program does not say how often a loop runs; it counts once: {name}" for name in program.unknown_loops
-    ]
-    return [*notes, *program.assumed]
+def _limit(machine: Machine) -> Limit:
+    """Of a program's memory: of a GPU what JAX's pool leaves, of a CPU all that its devices share."""
+    size = round(machine.device.memory_bytes)
+    return Limit(size, size, 1.0) if machine.device.aliases == CPU_ALIASES else program_limit(size)
+
+
+def _split_update(step: StepProgram, devices: int) -> Work | None:
+    """The whole work of the update where a placement splits it.
+
+    It reads gradients and reads and writes parameters, optimizer state and moving average, nothing else: memory binds.
+    """
+    expected = step.memory.expected
+    if step.parallel.placement == "replicated" or devices == 1 or expected is None:
+        return None
+    params = expected.params * (devices if step.parallel.placement == "fsdp" else 1)
+    state = (expected.opt_state + expected.ema) * devices
+    return Work({}, 3.0 * params + 2.0 * state, 1, "update")
 
 
 def rows_per_device(batch: int, *, devices: int, accumulation: int) -> int:
@@ -214,13 +239,20 @@ def rows_per_device(batch: int, *, devices: int, accumulation: int) -> int:
     return batch // devices
 
 
-def _scale(first: StepProgram, machine: Machine, *, ask: Ask) -> Callable[[Timeline], float | None]:
+def _scale(
+    first: StepProgram, machine: Machine, *, ask: Ask, update: Work | None
+) -> Callable[[Timeline], float | None]:
     """The measured seconds of a one-device step, for any timeline: the prediction, corrected by what was measured."""
     if ask.rate is None:
         return lambda timeline: None
     measured = check_rate(first.timeline, machine.device, rows=first.rows, rate=ask.rate)
-    predicted = predict(first.timeline, machine, devices=1).one_device_step_s
-    return lambda timeline: measured / predicted * predict(timeline, machine, devices=1).one_device_step_s
+    alone = dataclasses.replace(machine, devices_per_node=1, nodes=1)
+
+    def predicted(timeline: Timeline) -> float:
+        return predict(timeline, alone, devices=1, update=update).terms["compute_s"]
+
+    one = predicted(first.timeline)
+    return lambda timeline: measured * predicted(timeline) / one
 
 
 def _largest(
@@ -261,13 +293,9 @@ def _efficient_rows(efficiency: Callable[[int], float], parallel: Parallel, *, m
 
 def _counts(machine: Machine) -> list[int]:
     """1, 2, 4, ... and the machine's own K, as far as a network is known between nodes."""
-    most = MOST_DEVICES if _grows(machine) else machine.devices_per_node * machine.nodes
+    most = MOST_DEVICES if can_grow(machine) else machine.devices_per_node * machine.nodes
     powers = [1 << power for power in range(MOST_DEVICES.bit_length()) if 1 << power <= most]
     return sorted({*powers, machine.num_devices})
-
-
-def _grows(machine: Machine) -> bool:
-    return machine.network is not None or machine.device.network is not None
 
 
 def _statistical(

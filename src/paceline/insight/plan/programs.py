@@ -30,7 +30,7 @@ from paceline.insight.memory.advice import Advice, Case, Variant, advise
 from paceline.insight.memory.rematerialise import rematerialised
 from paceline.insight.memory.split import StepMemory, split_memory
 from paceline.insight.plan.place import Place
-from paceline.insight.timeline import Repeat, Timeline, Work
+from paceline.insight.timeline import Collective, Repeat, Start, Timeline, Work
 from paceline.tasks.task import Task
 from paceline.topology.mesh import data_mesh
 
@@ -160,8 +160,10 @@ class Programs:
             ) from error
 
     def _compile(self, case: tuple[Parallel, int], lowered: Any) -> CompiledText:
-        self._say(f"compiling the step for {case[1]} rows a device ({_words(case[0])})")
-        return compile_program(lowered, target=self._place.target, cache=self._cache)
+        def begin() -> None:
+            self._say(f"compiling the step for {case[1]} rows a device ({_words(case[0])})")
+
+        return compile_program(lowered, target=self._place.target, cache=self._cache, begin=begin)
 
     def _account(self, step: StepFunction, arguments: Arguments, rows: int, *, devices: int) -> Accounting:
         state = without_device_axis(arguments.state, step.spec)
@@ -180,6 +182,8 @@ class Programs:
         memory = split_memory(text.memory, expected=expected, waiting=self.work.prefetch * expected.batch)
         if self._mesh.size != self.devices:
             memory = _for_devices(memory, self._account(step, arguments, rows, devices=self.devices))
+        if self._place.is_cpu and not self._place.is_planned:
+            program = sent_as_asked(program, parallel)
         timeline = program.timeline
         if self._place.is_cpu and not self._place.is_planned and parallel.precision != "float32":
             timeline = _in_type(timeline, parallel.precision)
@@ -214,3 +218,33 @@ def _in_type(timeline: Timeline, dtype: str) -> Timeline:
         return event
 
     return tuple(narrowed(event) for event in timeline)
+
+
+def sent_as_asked(program: Program, parallel: Parallel) -> Program:
+    """The program of a CPU with gradients in the type that they are asked to cross the wire in.
+
+    XLA's CPU backend widens a bfloat16 reduction to float32, which the planned device would not do.
+    """
+    if parallel.reduce_dtype != "bfloat16":
+        return program
+    narrow: dict[str, Collective] = {}
+    uses = []
+    for use in program.collectives:
+        sizes = {name: size // 2 if name.startswith("params") else size for name, size in use.leaf_bytes.items()}
+        less = sum(use.leaf_bytes.values()) - sum(sizes.values())
+        if use.collective.dtype != "float32" or use.collective.kind not in ("all-reduce", "reduce-scatter") or not less:
+            uses.append(use)
+            continue
+        one = dataclasses.replace(use.collective, dtype="bfloat16", bytes=use.collective.bytes - less)
+        narrow[one.name] = one
+        uses.append(dataclasses.replace(use, collective=one, leaf_bytes=sizes))
+    return dataclasses.replace(program, timeline=_with(program.timeline, narrow), collectives=tuple(uses))
+
+
+def _with(timeline: Timeline, collectives: dict[str, Collective]) -> Timeline:
+    def changed(event: Any) -> Any:
+        if isinstance(event, Repeat):
+            return Repeat(event.times, _with(event.body, collectives))
+        return Start(collectives.get(event.collective.name, event.collective)) if isinstance(event, Start) else event
+
+    return tuple(changed(event) for event in timeline)

@@ -9,10 +9,14 @@ the first step, since gradients do not grow with the rows.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from paceline.insight.model.batch import row_independent, scaled
 from paceline.insight.timeline import Event, Repeat, Timeline, Work
+
+_NUMBER = re.compile(r"[.\\d]+$")
+"""What XLA adds to a name to make it unique."""
 
 
 def timeline_at(rows: int, *, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> Timeline:
@@ -36,9 +40,13 @@ def timeline_at(rows: int, *, first: tuple[int, Timeline], second: tuple[int, Ti
 
 def _form(timeline: Timeline) -> tuple[object, ...]:
     """What two programs must share to be compared kernel by kernel."""
-    return tuple(
-        (event.times, _form(event.body)) if isinstance(event, Repeat) else type(event).__name__ for event in timeline
-    )
+
+    def form(event: Event) -> object:
+        if isinstance(event, Repeat):
+            return event.times, _form(event.body)
+        return _NUMBER.sub("", event.what) if isinstance(event, Work) else type(event).__name__
+
+    return tuple(form(event) for event in timeline)
 
 
 def _between(a: Event, b: Event, *, share: float) -> Event:

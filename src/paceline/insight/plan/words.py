@@ -7,6 +7,7 @@ Invariant: no number is calculated here that the JSON object has not.
 from __future__ import annotations
 
 from paceline.base.units import format_bytes, format_count, format_duration, format_percent, format_rate
+from paceline.insight.memory.advice import Advice
 from paceline.insight.noise import format_rows
 from paceline.insight.plan.document import cost_of
 from paceline.insight.plan.plan import GOOD_EFFICIENCY, Plan
@@ -43,9 +44,8 @@ def verdict(plan: Plan) -> str:
     peak, limit = plan.step_program.memory.peak, plan.limit
     if peak <= limit.default_bytes:
         left = format_bytes(limit.default_bytes - peak)
-        return (
-            f"fits: {format_bytes(peak)} of {format_bytes(limit.default_bytes)} a program has by default, {left} left"
-        )
+        default = " by default" if limit.default_bytes < limit.most_bytes else ""
+        return f"fits: {format_bytes(peak)} of {format_bytes(limit.default_bytes)} a program has{default}, {left} left"
     if peak <= limit.most_bytes:
         left = format_bytes(limit.most_bytes - peak)
         return (
@@ -62,7 +62,14 @@ def _memory_lines(plan: Plan) -> list[str]:
     parts = plan.step_program.memory.parts()
     lines = [f"memory      {verdict(plan)}"]
     lines += [f"            {format_bytes(size):>9}  {name}" for name, size in parts.items()]
-    return lines + [f"  way out:  {advice.text()}" for advice in plan.ways_out]
+    return lines + [_way_out(advice, plan.limit.most_bytes) for advice in plan.ways_out]
+
+
+def _way_out(advice: Advice, limit_bytes: int) -> str:
+    """A change that makes it fit, or one that helps and does not suffice alone."""
+    if advice.bytes is None or advice.bytes <= limit_bytes:
+        return f"  way out:  {advice.text()}"
+    return f"  helps:    {advice.text()}, {format_bytes(advice.bytes - limit_bytes)} too much still"
 
 
 def _speed_lines(plan: Plan) -> list[str]:
@@ -75,8 +82,8 @@ def _speed_lines(plan: Plan) -> list[str]:
     used = "" if plan.utilisation is None else f", {format_percent(plan.utilisation)} of the device's peak"
     return [
         f"work        {plan.flops_per_sample / 1e9:,.4g} GFLOP a sample{used}",
-        f"speed       S_1 {format_rate(plan.single_rate)} ({how}), S_{plan.devices} {format_rate(plan.rate(time))}, "
-        f"{percent}",
+        f"speed       S_1 {format_rate(plan.single_rate)} ({how})"
+        + (f", S_{plan.devices} {format_rate(plan.rate(time))}, {percent}" if plan.devices > 1 else ""),
         f"step        {format_duration(time.step_s)}: "
         + ", ".join(f"{format_duration(terms[key])} {words}" for key, words in _TERMS.items() if terms[key] > 0),
         f"wire        {_wire(plan)}",
@@ -118,9 +125,10 @@ def _batch_lines(plan: Plan) -> list[str]:
         f"batch       largest that fits: {about}{format_count(largest.rows, 'row')} a device, "
         f"{about}{largest.rows * plan.devices:,} in all ({how})"
         if largest.rows
-        else "batch       none fits, however small"
+        else "batch       none fits, however small: share the state with --placement zero1 or fsdp, over more devices; "
+        "use devices with more memory, or a smaller model"
     ]
-    if plan.devices > 1:
+    if plan.devices > 1 and largest.rows:
         least = plan.efficient_rows
         reach = f"E_{plan.devices} of {GOOD_EFFICIENCY:.0%}"
         lines.append(
@@ -135,7 +143,7 @@ def _cost_lines(plan: Plan) -> list[str]:
     cost = cost_of(plan)
     if cost is None:
         return []
-    hours = f"{format_duration(3600 * cost['hours'])} for {plan.ask.samples:,} samples"
+    hours = f"{format_duration(3600 * cost['hours'])} for {plan.ask.samples:,.0f} samples"
     price = f", {cost['price']:,.2f} at {plan.ask.price:g} a device-hour" if "price" in cost else ""
     return [f"cost        {hours}: {cost['device_hours']:,.1f} device-hours{price}"]
 
