@@ -41,8 +41,8 @@ def time_notes(timeline: Timeline, machine: Machine, *, fits: bool) -> list[str]
         share = again / total_work(timeline).total_flops
         slow = "" if fits else ", and the speed is that of a program that does not fit"
         notes.append(
-            f"memory is so short that XLA computes {share:.0%} of the operations a second time; as work of a sample they "
-            f"are not counted{slow}"
+            f"memory is so short that XLA computes {share:.0%} of the operations a second time; as work of a sample "
+            f"they are not counted{slow}"
         )
     for dtype in total_work(timeline).flops:
         name = peak(machine.device, dtype)[1]
