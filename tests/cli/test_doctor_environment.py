@@ -89,7 +89,8 @@ def test_a_jax_that_cannot_be_imported_is_a_finding(tmp_path):
     """A truth value that is none ends every import of jax; the doctor still says it, and all that needs no jax."""
     ran = alone(folder=tmp_path, JAX_ENABLE_X64="maybe")
     assert (ran.returncode, ran.stderr) == (1, "")
-    assert "jax cannot be imported: ValueError" in ran.stdout and "JAX_ENABLE_X64" in ran.stdout
+    assert "error    variables: JAX_ENABLE_X64=maybe is why jax cannot be imported: ValueError" in ran.stdout
+    assert "fix: set it to true or false, or unset JAX_ENABLE_X64" in ran.stdout and "pip install" not in ran.stdout
     assert "ok       limits" in ran.stdout or "warning  limits" in ran.stdout
 
 

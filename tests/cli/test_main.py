@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from paceline.base.errors import NonFiniteError
 from paceline.cli import main as program
+from paceline.doctor.finding import Finding
 
 
 def test_help_lists_the_commands_and_shows_examples(paceline):
@@ -66,6 +72,69 @@ def test_a_run_that_failed_has_exit_code_1(paceline, monkeypatch):
 
     monkeypatch.setattr("paceline.cli.train.run", fail)
     assert paceline("train", "linear") == (1, "", "error: step 3\n  why: because\n  fix: lower it\n")
+
+
+WRONG = "--xla_force_host_platform_device_cout=4"
+RIGHT = "--xla_force_host_platform_device_count=4"
+
+
+@pytest.fixture
+def wrong_flags(monkeypatch):
+    """A flag that XLA does not know, and what the trial says of it, which takes seconds."""
+    finding = Finding("flags", "error", f"XLA_FLAGS: {WRONG} is no flag of this jaxlib", f"did you mean {RIGHT}?")
+    monkeypatch.setenv("XLA_FLAGS", WRONG)
+    monkeypatch.setattr("paceline.doctor.environment.flags.flag_findings", lambda system: [finding])
+
+
+@pytest.mark.parametrize("command", ["train", "scale", "tune", "verify", "plan", "export"])
+def test_a_mistyped_xla_flag_is_refused_before_xla_ends_the_command(
+    refused, wrong_flags, monkeypatch, tmp_path, command
+):
+    """What, why and fix in place of XLA's line, and nothing of the command has run; --json has the error."""
+    monkeypatch.setattr(f"paceline.cli.{command}.run", lambda arguments: pytest.fail("it ran"))
+    told = refused(command, "linear", "--json", "out.json")
+    assert f"{WRONG} is no flag of this jaxlib" in told and f"fix: did you mean {RIGHT}?" in told
+    assert json.loads((tmp_path / "out.json").read_text())["error"]["kind"] == "FlagsError"
+
+
+def test_launch_refuses_the_flags_of_its_processes_but_writes_files_for_other_machines(
+    refused, paceline, wrong_flags, monkeypatch, tmp_path
+):
+    """Its --json keeps its form."""
+    monkeypatch.setattr("paceline.cli.launch.run", lambda arguments: 0)
+    own = ("--json", "out.json", "--", "paceline", "train", "linear", "--json", "other.json")
+    assert f"did you mean {RIGHT}?" in refused("launch", "-n", "2", *own)
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert (content["exit_code"], content["attempts"], (tmp_path / "other.json").exists()) == (2, [], False)
+    assert paceline("launch", "-n", "2", "--write", "slurm", "a.sh", "--", "paceline", "train", "linear").code == 0
+
+
+def test_a_mistyped_xla_flag_ends_a_real_run_in_words(tmp_path):
+    """In a process that XLA would have ended by a signal, before jax is imported."""
+    command = [sys.executable, "-m", "paceline.cli.main", "train", "linear", "--steps", "1"]
+    environment = os.environ | {"XLA_FLAGS": WRONG}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and ran.stderr.startswith(f"error: XLA_FLAGS: {WRONG} is no flag")
+    assert f"fix: did you mean {RIGHT}?" in ran.stderr
+
+
+def test_a_value_for_which_jax_cannot_be_imported_is_refused_in_words(tmp_path):
+    """In a process of its own: what, why and fix, and no traceback."""
+    command = [sys.executable, "-m", "paceline.cli.main", "train", "linear"]
+    environment = os.environ | {"JAX_ENABLE_X64": "maybe"}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and ran.stderr.startswith("error: JAX_ENABLE_X64=maybe is why jax cannot be imported")
+    assert ran.stderr.endswith("fix: set it to true or false, or unset JAX_ENABLE_X64\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("train", "--help"), ("doctor",)])
+def test_what_uses_no_device_tries_no_flags(paceline, monkeypatch, arguments):
+    """Help is shown with any flags; the doctor has a finding of its own."""
+    monkeypatch.setenv("XLA_FLAGS", WRONG)
+    monkeypatch.setattr(program, "_check_flags", lambda *_: pytest.fail("tried"))
+    for name in ("train", "doctor"):
+        monkeypatch.setattr(f"paceline.cli.{name}.run", lambda arguments: 0)
+    assert paceline(*arguments).code == 0
 
 
 def test_ctrl_c_anywhere_has_exit_code_130(paceline, monkeypatch):

@@ -1,6 +1,7 @@
 """`paceline COMMAND ...`: finds the command and renders errors.
 
-Owns: the list of commands, help, version, exit codes, the words of an error on the terminal.
+Owns: the list of commands, help, version, exit codes, the words of an error on the terminal, the trial of XLA_FLAGS
+before a command that may use a device.
 Invariant: a user's mistake ends with what, why and fix on standard error and exit code 2, never with a traceback.
 
 Exit codes: 0 done, 1 the run failed (a loss that is not finite), 2 a user's mistake, 75 another process was lost, 130
@@ -17,6 +18,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from paceline.base import launched
 from paceline.base.errors import OptionError, PacelineError, nearest
@@ -81,11 +83,56 @@ def _dispatch(arguments: list[str]) -> int:
             why="paceline does not know what to do",
             fix="use one of " + ", ".join(COMMANDS) + "; paceline --help lists them",
         )
+    if os.environ.get("XLA_FLAGS") and name != "doctor" and arguments[1:2] not in ([], ["-h"], ["--help"]):
+        _check_flags(name, arguments[1:])
     code = launch_if_asked(arguments[1:]) if name == "train" else None
     if code is not None:
         return code
-    run: Callable[[list[str]], int] = importlib.import_module(f"paceline.cli.{name}").run
-    return run(arguments[1:])
+    return _command(name)(arguments[1:])
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    """The function of a command, from its module, which imports jax for most.
+
+    Raises: VariableError: jax refuses the value of a variable when it is imported.
+    """
+    try:
+        return importlib.import_module(f"paceline.cli.{name}").run
+    except ValueError as error:  # what JAX raises for such a value
+        from paceline.doctor.environment.system import System
+        from paceline.doctor.environment.variables import import_refusal
+
+        refusal = import_refusal(System(), error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def _check_flags(name: str, arguments: list[str]) -> None:
+    """XLA ends a process for a flag that it does not know: say what, why and fix before it does. 0.2 s, once.
+
+    Raises: FlagsError: such a flag; ``--json`` has it too.
+    """
+    # Only here: a command line without XLA_FLAGS, and --help, do without these.
+    from paceline.cli.options import early_value
+    from paceline.cli.reporting import check_writable
+    from paceline.cli.voice import is_first
+    from paceline.doctor.environment.flags import FlagsError, refuse_flags
+    from paceline.telemetry.document import write_document
+
+    launches = name == "launch"
+    own = arguments[: arguments.index("--")] if launches and "--" in arguments else arguments
+    if launches and any(argument.partition("=")[0] == "--write" for argument in own):
+        return  # a file for other machines
+    try:
+        refuse_flags(os.environ)
+    except FlagsError as error:
+        path = early_value(own, "json")
+        if path is not None and is_first():
+            check_writable(path)
+            ended = {"exit_code": error.exit_code, "attempts": []} if launches else {}
+            write_document(Path(path), ended | {"error": error.as_dict()})
+        raise
 
 
 def _usage() -> str:

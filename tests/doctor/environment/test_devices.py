@@ -102,10 +102,28 @@ def test_cpu_by_choice_is_well(tmp_path):
     assert levels(device_findings(system, read_driver(system), asked=Asked(simulate=8))) == {"ok"}
 
 
-def test_a_plugin_without_gpu_is_a_warning(tmp_path):
+def test_a_plugin_on_a_machine_without_gpu_is_well(tmp_path):
+    """`paceline plan` needs exactly that; cards of others do not count, nor NVIDIA's network cards."""
+    bus = "/sys/bus/pci/devices/0000:0"
+    files = {f"{bus}1/vendor": "0x1002\n", f"{bus}1/class": "0x030000\n",
+             f"{bus}2/vendor": "0x10de\n", f"{bus}2/class": "0x020000\n"}  # fmt: skip
+    found = device_findings(machine(tmp_path, files=files), Driver(), asked=Asked())
+    assert levels(found) == {"ok"}
+    assert "no NVIDIA GPU" in found[-1].what and "paceline plan" in found[-1].what
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/sys/bus/pci/devices/0000:01/vendor": "0x10de\n", "/sys/bus/pci/devices/0000:01/class": "0x030200\n"},
+        {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\n"},
+    ],
+    ids=["on the bus", "driver"],
+)
+def test_a_plugin_without_the_gpu_that_is_in_the_machine_is_a_warning(tmp_path, files):
     """A container started without --gpus."""
-    found = only(device_findings(machine(tmp_path), Driver(), asked=Asked()), "warning")
-    assert "shows no NVIDIA GPU" in found.what and "--gpus all" in (found.fix or "")
+    found = only(device_findings(machine(tmp_path, files=files), Driver(), asked=Asked()), "warning")
+    assert "sees no NVIDIA GPU" in found.what and "--gpus all" in (found.fix or "")
 
 
 def test_jax_that_cannot_start_is_a_finding_with_its_words(monkeypatch):

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from paceline.doctor.environment.flags import flag_findings
+from paceline.doctor.environment import flags as module
+from paceline.doctor.environment.flags import TRIED, FlagsError, flag_findings, refuse_flags
 from paceline.doctor.environment.system import System
 from tests.doctor.environment.machines import levels, machine, only
 
@@ -47,6 +48,57 @@ def test_a_flag_without_its_value_is_not_called_unknown():
 def test_flags_without_dashes_are_taken_for_a_file():
     found = only(tried("xla_cpu_enable_fast_math=true"))
     assert "for a file" in found.what and "write --xla_cpu_enable_fast_math=true" in (found.fix or "")
+
+
+def test_the_dashes_are_advised_only_where_xla_takes_the_flags_with_them():
+    """--xla_cpu_x is no flag either; of several all get their dashes."""
+    found = only(tried("xla_cpu_x"))
+    assert "for a file" in found.what
+    assert (found.fix or "").startswith("--xla_cpu_x would be refused too: ") and "remove --xla_cpu_x" in (
+        found.fix or ""
+    )
+    found = only(tried("xla_gpu_autotune_levl=2"))
+    assert "did you mean --xla_gpu_autotune_level=2?" in (found.fix or "")
+    found = only(tried("xla_cpu_enable_fast_math=true --xla_gpu_autotune_level=2"))
+    assert found.fix == "write --xla_cpu_enable_fast_math=true --xla_gpu_autotune_level=2"
+
+
+def test_what_python_cannot_run_is_no_fault_of_the_flags(tmp_path, monkeypatch):
+    """A machine without jaxlib, or a jaxlib that names it otherwise: not run, so that no command is refused for it."""
+    monkeypatch.setattr(module, "TRIAL", "import no_such_module_at_all")
+    found = only(flag_findings(machine(tmp_path, environment={"XLA_FLAGS": "--xla_x=1"})), "warning")
+    assert "not run" in found.what and "no_such_module_at_all" in found.what
+    refuse_flags(dict(os.environ) | {"XLA_FLAGS": "--xla_x=1"})
+
+
+def test_a_command_is_refused_once_and_tries_flags_that_are_well_once(monkeypatch):
+    """The verdict goes to child processes by a variable; other flags, another Python or none there are tried again."""
+    trials = []
+    whole = module._try
+    monkeypatch.setattr(module, "_try", lambda system, flags: trials.append(flags) or whole(system, flags))
+    environment = dict(os.environ) | {"XLA_FLAGS": "--xla_gpu_autotune_level=2"}
+    refuse_flags(environment)
+    refuse_flags(environment)
+    assert len(trials) == 1 and TRIED in environment
+    environment["XLA_FLAGS"] = f"{COUNT[:-1]}=4 --xla_gpu_autotune_levl=2"
+    with pytest.raises(FlagsError) as refused:
+        refuse_flags(environment)
+    assert (
+        f"{COUNT[:-1]}=4 is no flag" in refused.value.what
+        and "--xla_gpu_autotune_levl=2 is no flag" in refused.value.what
+    )
+    assert (
+        f"did you mean {COUNT}=4?" in refused.value.fix
+        and "did you mean --xla_gpu_autotune_level=2?" in refused.value.fix
+    )
+
+
+@pytest.mark.parametrize("flags", [None, "", f"{COUNT}=4"])
+def test_no_trial_is_made_without_flags_or_for_simulated_devices_alone(monkeypatch, flags):
+    monkeypatch.setattr(module, "_try", lambda *_: pytest.fail("a trial"))
+    environment = {} if flags is None else {"XLA_FLAGS": flags}
+    refuse_flags(environment)
+    assert TRIED not in environment
 
 
 def test_a_flag_given_twice_and_a_word_that_xla_passes_over_are_warnings():

@@ -72,6 +72,20 @@ def test_a_step_smaller_than_its_job_would_wait_for_ever(tmp_path):
     assert "srun started 2 tasks, but SLURM_NTASKS=8" in found.what and "srun --ntasks=8" in (found.fix or "")
 
 
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "four", "SLURM_PROCID": "0"}, "SLURM_NTASKS='four'"),
+        (JOB | {"SLURM_PROCID": "-1"}, "SLURM_PROCID='-1'"),
+        (OMPI | {"OMPI_COMM_WORLD_SIZE": "2.5"}, "OMPI_COMM_WORLD_SIZE='2.5'"),
+    ],
+)
+def test_a_number_that_is_none_is_named(tmp_path, environment, name):
+    """Passed over, the run would train alone."""
+    found = only(process_findings(machine(tmp_path, environment=environment), Asked()))
+    assert f"{name} is no number" in found.what and "set it to a whole number, or unset" in (found.fix or "")
+
+
 def test_an_index_beyond_the_number_is_an_error(tmp_path):
     found = only(process_findings(machine(tmp_path, environment=OURS | {launched.PROCESS_INDEX: "2"}), Asked()))
     assert "process 2 of 2" in found.what and "0 to 1" in (found.fix or "")

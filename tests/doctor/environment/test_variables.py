@@ -42,6 +42,25 @@ def test_an_unknown_platform_is_an_error(tmp_path):
     assert "JAX_PLATFORMS=cpuu is no platform" in found.what and "did you mean cpu?" in (found.fix or "")
 
 
+@pytest.mark.parametrize(
+    ("environment", "words", "fix"),
+    [
+        ({"JAX_ENABLE_X64": "maybe"}, "ValueError: invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'",
+         "set it to true or false, or unset JAX_ENABLE_X64"),
+        ({"JAX_NUM_CPU_DEVICES": "four"}, 'ValueError: Invalid value "four" for JAX flag jax_num_cpu_devices',
+         "set it to a value that JAX takes, or unset JAX_NUM_CPU_DEVICES"),
+    ],
+)  # fmt: skip
+def test_a_value_for_which_jax_cannot_be_imported_is_named(tmp_path, environment, words, fix):
+    """JAX's own words, of 0.10 and 0.12; a failure that names no variable which is set is no matter of variables."""
+    machine_ = machine(tmp_path, environment=environment | {"JAX_ENABLE": "1"})
+    found = only(variable_findings(machine_, importing=words))
+    ((name, value),) = environment.items()
+    assert found.what == f"{name}={value} is why jax cannot be imported: {words}" and found.fix == fix
+    assert "error" not in levels(variable_findings(machine_, importing="RuntimeError: jaxlib is version 0.10"))
+    assert "error" not in levels(variable_findings(machine(tmp_path), importing=words))
+
+
 def test_a_platform_without_its_package_is_an_error(tmp_path):
     """CUDA without a plugin; with it there is nothing to say."""
     environment, bare = {"JAX_PLATFORMS": "cuda"}, {"jax": "0.12.0", "jaxlib": "0.12.0"}

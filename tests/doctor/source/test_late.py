@@ -18,6 +18,35 @@ LATE = {
     "after a branch": (
         "import os, jax\nif VALUE:\n  x = jax.devices()\nos.environ['XLA_FLAGS'] = VALUE\n", 4, "in line 3",
     ),
+    "in task, which is called later": (
+        "import os, jax.numpy as jnp\nW = jnp.ones(3)\ndef task():\n  os.environ['XLA_FLAGS'] = VALUE\n",
+        4, "in line 2",
+    ),
+    "in build, through two functions": (
+        "import os, jax.numpy as jnp\ndef inner():\n  os.environ['XLA_FLAGS'] = VALUE\ndef setup():\n  inner()\n"
+        "def build(options, shape):\n  setup()\nW = jnp.ones(3)\n", 3, "in line 8",
+    ),
+    "in a helper called after the use": (
+        "import os, jax.numpy as jnp\ndef setup(count):\n  if count:\n    os.environ['XLA_FLAGS'] = VALUE\n"
+        "W = jnp.ones(3)\nsetup(8)\n", 4, "in line 5",
+    ),
+    "after a helper that uses": (
+        "import os, jax\ndef count():\n  return len(jax.devices())\nK = count()\nos.environ['XLA_FLAGS'] = VALUE\n",
+        5, "count() with jax.devices in line 4",
+    ),
+    "in a default": (
+        "import os, jax.numpy as jnp\ndef f(x=jnp.ones(3)):\n  return x\nos.environ['XLA_FLAGS'] = VALUE\n",
+        4, "in line 2",
+    ),
+    "merged": ("import os, jax\njax.devices()\nos.environ |= {'XLA_FLAGS': VALUE}\n", 3, "jax.devices in line 2"),
+    "update with a value that is made": (
+        "import os, jax\njax.devices()\n"
+        "os.environ.update({'CUDA_VISIBLE_DEVICES': '0', 'XLA_FLAGS': VALUE + str(K)})\n",
+        3, "jax.devices in line 2",
+    ),
+    "merged with a dict by name": (
+        "import os, jax\nmine = dict(XLA_FLAGS=VALUE)\njax.devices()\nos.environ |= mine\n", 4, "jax.devices in line 3",
+    ),
 }  # fmt: skip
 
 
@@ -56,6 +85,27 @@ IN_TIME = {
     "another variable": "import os, jax\njax.devices()\nos.environ['HOME'] = '/'\nos.environ[name] = '1'\n",
     "another mapping": "import jax\njax.devices()\nenviron = {}\nenviron['XLA_FLAGS'] = '1'\n",
     "read only": "import os, jax\njax.devices()\nprint(os.environ['XLA_FLAGS'])\n",
+    "a helper before the use": (
+        "import os, jax\ndef setup():\n  os.environ['XLA_FLAGS'] = VALUE\nsetup()\nW = jax.numpy.ones(3)\n"
+    ),
+    "task where nothing is used before": (
+        "import os, jax\ndef task():\n  os.environ['XLA_FLAGS'] = VALUE\n  jax.devices()\n"
+    ),
+    "task beside a script that uses": (
+        "import os, jax\ndef task():\n  os.environ['XLA_FLAGS'] = VALUE\n"
+        "if __name__ == '__main__':\n  print(jax.devices())\n"
+    ),
+    "a function that nobody calls": (
+        "import os, jax\nW = jax.numpy.ones(3)\ndef child():\n  os.environ['XLA_FLAGS'] = VALUE\n"
+    ),
+    "a branch that returns": (
+        "import os, jax\ndef task():\n  if VALUE == '':\n    return jax.devices()\n  os.environ['XLA_FLAGS'] = VALUE\n"
+    ),
+    "a generator that has not begun": (
+        "import os, jax\ndef rows():\n  yield jax.numpy.ones(3)\nr = rows()\nos.environ['XLA_FLAGS'] = VALUE\n"
+    ),
+    "calls itself": "import os, jax\ndef f(n):\n  f(n - 1)\nf(3)\nos.environ['XLA_FLAGS'] = VALUE\n",
+    "merged without them": "import os, jax\njax.devices()\nos.environ |= {'HOME': '/'}\n",
     "numpy": "import os, numpy as jnp\nx = jnp.ones(3)\nos.environ['XLA_FLAGS'] = VALUE\nimport jax\n",
 }
 

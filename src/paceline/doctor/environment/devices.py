@@ -17,7 +17,7 @@ import jax
 from paceline.base.errors import PacelineError
 from paceline.base.units import format_bytes, format_count
 from paceline.doctor.environment.asked import Asked
-from paceline.doctor.environment.gpus import Driver
+from paceline.doctor.environment.gpus import Driver, nvidia_card
 from paceline.doctor.environment.limits import usable_cores
 from paceline.doctor.environment.system import System
 from paceline.doctor.environment.versions import cuda_of
@@ -149,8 +149,14 @@ def _unused_gpu(system: System, driver: Driver, visible: Sequence[Any], asked: A
         told = f": {why}" if why else ", and JAX gives no reason" if cuda else ": no plugin for it is installed"
         fix = "mend what the checks of versions and visible GPUs name; JAX_PLATFORMS=cuda makes JAX stop instead"
         yield Finding(CHECK, "error", f"this machine has an NVIDIA GPU, but JAX runs on CPU{told}", fix)
+    elif cuda is not None and not nvidia_card(system):
+        what = f"this machine has no NVIDIA GPU, so JAX runs on CPU; the plugin for CUDA {cuda} is what paceline plan"
+        yield Finding(CHECK, "ok", f"{what} compiles for GPUs with")
     elif cuda is not None:
-        what = f"the plugin for CUDA {cuda} is installed, but this machine shows no NVIDIA GPU, so JAX runs on CPU"
+        what = (
+            f"the plugin for CUDA {cuda} is installed, but JAX sees no NVIDIA GPU here and runs on CPU, though there "
+        )
+        what += "is a card in the machine"
         what += f" ({'; '.join(HEARD.texts)})" if HEARD.texts else ""
         fix = "inside a container, start it with --gpus all; under Slurm, ask for --gpus; else load the NVIDIA driver"
         yield Finding(CHECK, "warning", what, fix)

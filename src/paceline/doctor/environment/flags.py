@@ -1,6 +1,7 @@
 """XLA_FLAGS, tried in a process of its own: a flag that XLA does not know ends the process that reads it.
 
-Owns: the trial, the flag's name, the nearest flag that this jaxlib knows, flags given twice.
+Owns: the trial, the flag's name, the nearest flag that this jaxlib knows, flags given twice; the error that the other
+commands end with in place of XLA's line.
 Not here: other variables (`variables`), a source that sets the flags too late (`doctor.source.late`).
 Invariant: runs before this process reads XLA_FLAGS itself. Imports no jax.
 """
@@ -11,10 +12,12 @@ import difflib
 import importlib.util
 import mmap
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from paceline.base.errors import PacelineError
 from paceline.doctor.environment.system import Output, System
 from paceline.doctor.finding import Finding, not_run
 
@@ -23,11 +26,42 @@ CHECK = "flags"
 TRIAL = "from jaxlib import xla_client; xla_client.CompileOptions()"
 """Reads XLA_FLAGS as the first use of a device does, and nothing else: 0.2 s on two cores."""
 
+TRIED = "PACELINE_XLA_FLAGS_TRIED"
+"""Variable with the Python and the flags that a trial found to be well, so that child processes make none again."""
+
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (?P<flags>.*)")
 _VALUE = re.compile(r"Couldn't interpret value (?P<value>.*) for flag (?P<name>\w+)\.")
 _FILE = re.compile(r'Could not open file "(?P<file>[^"]*)"')
+_TRACEBACK = "Traceback (most recent call last)"
 _NAMES = re.compile(rb"xla_[a-z0-9_]{3,80}")
+_SIMULATES = re.compile(r"--xla_force_host_platform_device_count=\d{1,6}")
+"""The one flag that every jaxlib takes, and that most who simulate devices set: no trial is needed."""
 _CANDIDATES = 6
+
+
+class FlagsError(PacelineError):
+    """XLA_FLAGS with something that XLA ends the process for."""
+
+
+def refuse_flags(environment: MutableMapping[str, str]) -> None:
+    """Try XLA_FLAGS, unless a process above has, and remember in the environment that they are well.
+
+    Raises: FlagsError: XLA would end this process at its first use of a device, with a line that names no way out.
+    """
+    text = environment.get("XLA_FLAGS", "").strip()
+    known = f"{sys.prefix}:{text}"
+    if not text or environment.get(TRIED) == known or all(map(_SIMULATES.fullmatch, text.split())):
+        return
+    found = flag_findings(System(environment=environment))
+    errors = [finding for finding in found if finding.level == "error"]
+    if errors:
+        raise FlagsError(
+            what="; ".join(finding.what for finding in errors),
+            why="this command would end at its first use of a device, without a report",
+            fix="; ".join(finding.fix for finding in errors if finding.fix),
+        )
+    if any(finding.level == "ok" for finding in found):  # else the trial was not made
+        environment[TRIED] = known
 
 
 def flag_findings(system: System) -> list[Finding]:
@@ -42,7 +76,10 @@ def flag_findings(system: System) -> list[Finding]:
         flags = text.split()
         number = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
         return [*_repeated(flags), *_idle(flags), Finding(CHECK, "ok", f"XLA reads XLA_FLAGS ({number})")]
-    return list(_faults(system, text, tried)) or [_other(tried)]
+    faults = list(_faults(system, text, tried))
+    if not faults and _TRACEBACK in tried.err:  # of Python, not of XLA
+        return [not_run(CHECK, f"jaxlib cannot read XLA_FLAGS: {tried.err.strip().splitlines()[-1][:200]}")]
+    return faults or [_other(tried)]
 
 
 def _try(system: System, flags: str) -> Output | None:
@@ -52,7 +89,7 @@ def _try(system: System, flags: str) -> Output | None:
 def _faults(system: System, text: str, tried: Output) -> Iterator[Finding]:
     file = _FILE.search(tried.err)
     if file:
-        yield _no_file(file["file"])
+        yield _no_file(system, file["file"])
         return
     values = {found["name"]: found["value"] for found in _VALUE.finditer(tried.err)}
     for name, value in values.items():
@@ -67,10 +104,19 @@ def _faults(system: System, text: str, tried: Output) -> Iterator[Finding]:
         yield _unknown(system, flag)
 
 
-def _no_file(name: str) -> Finding:
+def _no_file(system: System, name: str) -> Finding:
+    """Flags whose first has no dashes. With them they may be wrong all the same, so they are tried."""
     what = f"XLA_FLAGS begins with {name!r}: XLA takes what does not begin with -- for a file, and there is none"
-    fix = f"write --{name}" if name.startswith("xla") else "let every flag begin with --"
-    return Finding(CHECK, "error", f"{what}, which ends the process that reads it", fix)
+    what, fix = f"{what}, which ends the process that reads it", "let every flag begin with --"
+    if not name.startswith("xla"):
+        return Finding(CHECK, "error", what, fix)
+    written = " ".join(flag if flag.startswith("--") else f"--{flag}" for flag in name.split())
+    tried = _try(system, written)
+    if tried is not None and tried.code == 0:
+        return Finding(CHECK, "error", what, f"write {written}")
+    faults = list(_faults(system, written, tried)) if tried is not None else []
+    further = "; ".join(fault.fix for fault in faults if fault.fix)
+    return Finding(CHECK, "error", what, f"{written} would be refused too: {further}" if further else fix)
 
 
 def _unknown(system: System, flag: str) -> Finding:

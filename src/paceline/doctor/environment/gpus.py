@@ -18,6 +18,11 @@ _FIELDS = "index,uuid,name,memory.total,memory.used,compute_cap"
 _APPS = "gpu_uuid,pid,process_name,used_memory"
 _VERSION = re.compile(r"NVRM version:.*?\b(\d{3,}\.[\d.]+)")
 _MIB = 1024**2
+_BUS = "/sys/bus/pci/devices"
+_VENDOR = "0x10de"
+"""NVIDIA's number on the PCI bus. Source: pci-ids.ucw.cz, vendor 10de."""
+_DISPLAY = "0x03"
+"""Class of graphics cards and 3D controllers. Source: pci-ids.ucw.cz, device class 03."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,17 @@ class Driver:
     def major(self) -> int | None:
         """580 of 580.65.06."""
         return None if self.version is None else int(self.version.split(".")[0])
+
+
+def nvidia_card(system: System) -> bool:
+    """Whether any sign of an NVIDIA GPU is there, with or without a driver. Containers see the machine's bus too."""
+    if system.read("/proc/driver/nvidia/version") is not None:
+        return True
+    return any(
+        (system.read(f"{_BUS}/{name}/vendor") or "").strip() == _VENDOR
+        and (system.read(f"{_BUS}/{name}/class") or "").startswith(_DISPLAY)
+        for name in system.names(_BUS)
+    )
 
 
 def read_driver(system: System) -> Driver:

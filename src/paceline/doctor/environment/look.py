@@ -23,7 +23,7 @@ from paceline.doctor.environment.memory import occupied_findings
 from paceline.doctor.environment.network import network_findings
 from paceline.doctor.environment.processes import process_findings, several_expected
 from paceline.doctor.environment.system import System
-from paceline.doctor.environment.variables import variable_findings
+from paceline.doctor.environment.variables import refused_variables, variable_findings
 from paceline.doctor.environment.versions import version_findings
 from paceline.doctor.environment.visible import visible_findings
 from paceline.doctor.finding import Finding, not_run
@@ -102,11 +102,13 @@ def environment_findings(
     system, driver = first.system, first.driver
     several = several_expected(system, asked)
     gpus = gpu_count(system.environment, listing=system.path("/proc/driver/nvidia/gpus"), nodes=system.path("/dev"))
+    value = refused_variables(system, first.importing)  # a value that is at fault is no matter of versions
+    importing = None if value else first.importing
     checks = [
         Check("devices", devices or (lambda: [not_run("devices", first.blocked or "JAX cannot start")])),
-        Check("versions", lambda: version_findings(system, driver, importing=first.importing)),
+        Check("versions", lambda: version_findings(system, driver, importing=importing)),
         Check("flags", lambda: list(first.flags)),
-        Check("variables", lambda: variable_findings(system)),
+        Check("variables", lambda: variable_findings(system, importing=first.importing)),
         Check("visible", lambda: visible_findings(system, driver, asked=asked)),
         Check("processes", lambda: process_findings(system, asked)),
         Check("occupied", lambda: occupied_findings(system, driver)),

@@ -24,6 +24,10 @@ CHECK = "processes"
 
 _TASKS = re.compile(r"^(\d+)(?:\(x\d+\))?")
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
+_SLURM_NUMBERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+_OMPI_NUMBERS = (
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def starters(system: System) -> list[Starter]:
 def process_findings(system: System, asked: Asked) -> list[Finding]:
     """Contradictions, then what the run would take from all that."""
     found = [
+        *_unreadable(system),
         *_counts(system, asked),
         *_slurm(system),
         *_indexes(system),
@@ -90,6 +95,16 @@ def process_findings(system: System, asked: Asked) -> list[Finding]:
     if asked.processes is not None and asked.processes > 1:
         return [*found, Finding(CHECK, "ok", f"{asked.processes} processes, which Paceline starts on this machine")]
     return [*found, Finding(CHECK, "ok", "a run of one process")]
+
+
+def _unreadable(system: System) -> Iterator[Finding]:
+    """Numbers that are none. Paceline's own are refused by `find_membership`, in the words of the run."""
+    slurm = _SLURM_NUMBERS if system.variable("SLURM_JOB_ID") else ()
+    for name in (*slurm, *_OMPI_NUMBERS):
+        text = system.variable(name)
+        if text and system.number(name) is None:
+            what = f"{name}={text!r} is no number, so it is not known which of how many processes this one is"
+            yield Finding(CHECK, "error", what, f"set it to a whole number, or unset {name}")
 
 
 def several_expected(system: System, asked: Asked) -> bool:

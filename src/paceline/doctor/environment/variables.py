@@ -1,6 +1,7 @@
 """Variables that JAX reads: names that it does not know, and values that it would refuse.
 
-Owns: ``JAX_*`` and ``XLA_*`` names against those in the installed JAX, platforms that are not there.
+Owns: ``JAX_*`` and ``XLA_*`` names against those in the installed JAX, platforms that are not there, the value for
+which jax cannot be imported.
 Not here: XLA_FLAGS (`flags`), variables of processes (`processes`), of memory (`memory`).
 Invariant: what is known is read from the installed JAX, never from a list that ages. Imports no jax.
 """
@@ -14,6 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.base.errors import PacelineError
 from paceline.doctor.environment.system import System
 from paceline.doctor.finding import Finding
 
@@ -27,13 +29,47 @@ _PLUGINS = {"cuda": "cuda", "gpu": "cuda", "rocm": "rocm", "tpu": "libtpu"}
 _CUDA_OR_ROCM = ("cuda", "rocm")
 
 
-def variable_findings(system: System) -> list[Finding]:
-    """Warnings for names that have no effect, errors for platforms that JAX would not find."""
-    found = [*_unknown(system), *_platforms(system)]
+class VariableError(PacelineError):
+    """A variable with a value for which jax cannot be imported."""
+
+
+def import_refusal(system: System, error: Exception) -> VariableError | None:
+    """A failed import of jax as a user's mistake; None if its words name no variable that is set."""
+    found = list(_refused(system, f"{type(error).__name__}: {error}"))
+    if not found:
+        return None
+    why = "without jax nothing can be computed"
+    return VariableError(
+        what="; ".join(finding.what for finding in found),
+        why=why,
+        fix="; ".join(finding.fix or "" for finding in found),
+    )
+
+
+def variable_findings(system: System, *, importing: str | None = None) -> list[Finding]:
+    """Warnings for names that have no effect, errors for platforms that JAX would not find and values that it refuses.
+
+    Args:
+      importing: why jax could not be imported, in its own words; None if it could.
+    """
+    found = [*_refused(system, importing), *_unknown(system), *_platforms(system)]
     if found:
         return found
     names = sorted(name for name in system.environment if _OURS.fullmatch(name) and name != "XLA_FLAGS")
     return [Finding(CHECK, "ok", f"set for JAX: {', '.join(names)}" if names else "no variable of JAX is set")]
+
+
+def refused_variables(system: System, importing: str | None) -> list[str]:
+    """The variables that the words of a failed import name, as ``JAX_ENABLE_X64`` or as option ``jax_enable_x64``."""
+    words = set(re.findall(r"\w+", (importing or "").upper()))
+    return sorted(name for name in system.environment if _OURS.fullmatch(name) and name in words)
+
+
+def _refused(system: System, importing: str | None) -> Iterator[Finding]:
+    for name in refused_variables(system, importing):
+        what = f"{name}={system.variable(name)} is why jax cannot be imported: {importing}"
+        values = "true or false" if "truth value" in (importing or "") else "a value that JAX takes"
+        yield Finding(CHECK, "error", what, f"set it to {values}, or unset {name}")
 
 
 def _unknown(system: System) -> Iterator[Finding]:

@@ -2,15 +2,17 @@
 
 Owns: XLA_FLAGS, JAX_PLATFORMS and options of `jax.config` that JAX reads at the first use of a device.
 Not here: the same at run time (`topology.devices`), a flag that XLA does not know (`doctor.environment.flags`).
-Invariant: a line is named only if it comes after the use in the same block of statements, in the order they run.
+Invariant: a line is named only if it comes after the use in the order the statements run: those of the module, then
+`task` and `build`, each with the functions of the file that it calls. A function is read by itself too.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from paceline.doctor.finding import Finding, Level
-from paceline.doctor.source.project import SourceFile
+from paceline.doctor.source.project import Function, SourceFile
 
 _VARIABLES = frozenset(
     {"XLA_FLAGS", "JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES",
@@ -28,39 +30,95 @@ _MODULES = ("jax.numpy.", "jax.random.")
 _NO_ARRAY = frozenset({"dtype", "finfo", "iinfo", "issubdtype", "result_type", "promote_types", "printoptions"})
 Use = tuple[int, str]
 """Line and name of a call that uses a device."""
-_DEFERRED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_CALLED_LATER = ("task", "build")
+"""Functions that Paceline calls once the module has run."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def late_settings(file: SourceFile) -> list[Finding]:
     """One finding for each setting that comes too late, in the order of lines."""
-    scopes: list[ast.AST] = [file.tree, *(node for node in ast.walk(file.tree) if isinstance(node, _DEFERRED[:2]))]
-    found: list[Finding] = []
-    for scope in scopes:
-        _children(file, scope, None, found)
-    return sorted(found, key=lambda finding: finding.line or 0)
+    walk = _Walk(file)
+    used = walk.children(file.tree, None)
+    later = [file.exported(name) for name in _CALLED_LATER]
+    for function in later:
+        walk.body(function, used)
+    for function in (node for node in ast.walk(file.tree) if isinstance(node, _FUNCTIONS)):
+        walk.body(function, None)
+    return sorted(walk.found.values(), key=lambda finding: finding.line or 0)
 
 
-def _children(file: SourceFile, node: ast.AST, used: Use | None, found: list[Finding]) -> Use | None:
-    """Walk what a node holds as it runs, but no bodies of functions, which run at another time."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _DEFERRED):
-            used = _visit(file, child, used, found)
-    return used
+class _Walk:
+    """The statements of a file as they run, and the settings that were too late.
+
+    Attribute `found`: by the node that sets something.
+    """
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self.found: dict[ast.AST, Finding] = {}
+        self._after_use: set[Function] = set()
+        self._first_use: dict[Function, Use | None] = {}
+
+    def body(self, function: Function | None, used: Use | None) -> Use | None:
+        """The first use of a device up to the end of a function; each is walked once before a use and once after."""
+        if function is None or _is_generator(function):
+            return used
+        block = ast.Module(function.body, []) if not isinstance(function, ast.Lambda) else ast.Expr(function.body)
+        if used is not None:
+            if function not in self._after_use:
+                self._after_use.add(function)
+                self.children(block, used)
+            return used
+        if function not in self._first_use:
+            self._first_use[function] = None  # one that calls itself
+            self._first_use[function] = self.children(block, None)
+        return self._first_use[function]
+
+    def children(self, node: ast.AST, used: Use | None) -> Use | None:
+        """What a node holds as it runs, but no bodies of functions, which run at another time."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, _FUNCTIONS):
+                for value in (*child.decorator_list, *child.args.defaults, *filter(None, child.args.kw_defaults)):
+                    used = self._visit(value, used)
+            elif not isinstance(child, ast.Lambda | ast.ClassDef):
+                used = self._visit(child, used)
+        return used
+
+    def _visit(self, node: ast.AST, used: Use | None) -> Use | None:
+        """The first use of a device up to the end of a node. Of the branches of an ``if`` only one runs."""
+        if isinstance(node, ast.If):
+            used = self._visit(node.test, used)
+            branches = (node.body, node.orelse)
+            ends = [(branch, self.children(ast.Module(branch, []), used)) for branch in branches]
+            if "__name__" in ast.unparse(node.test):  # of a script, which Paceline does not run
+                return used
+            return next((end for branch, end in ends if end is not None and not _leaves(branch)), used)
+        used = self.children(node, used)
+        name = _setting(self.file, node)
+        if name is not None and used is not None and node not in self.file.guarded:
+            self.found.setdefault(node, _late(self.file, node, name, used=used))
+        return self._call(node, used) if isinstance(node, ast.Call) else used
+
+    def _call(self, call: ast.Call, used: Use | None) -> Use | None:
+        function = self.file.function(call.func)
+        inside = self.body(function, used)
+        if used is not None:
+            return used
+        if inside is not None:
+            return call.lineno, f"{ast.unparse(call.func)}() with {inside[1].rpartition(' ')[2]}"
+        use = _use(self.file, call)
+        return None if use is None else (call.lineno, use)
 
 
-def _visit(file: SourceFile, node: ast.AST, used: Use | None, found: list[Finding]) -> Use | None:
-    """The first use of a device up to the end of a node. Of the branches of an ``if`` only one runs."""
-    if isinstance(node, ast.If):
-        used = _visit(file, node.test, used, found)
-        ends = [_children(file, ast.Module(branch, []), used, found) for branch in (node.body, node.orelse)]
-        return next((end for end in ends if end is not None), None)
-    used = _children(file, node, used, found)
-    name = _setting(file, node)
-    if name is not None and used is not None and node not in file.guarded:
-        found.append(_late(file, node, name, used=used))
-    elif used is None and isinstance(node, ast.Call) and (use := _use(file, node)) is not None:
-        return node.lineno, use
-    return used
+def _leaves(branch: list[ast.stmt]) -> bool:
+    """Whether what follows the ``if`` does not run after this branch."""
+    return bool(branch) and isinstance(branch[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
+
+
+def _is_generator(function: Function) -> bool:
+    """Whether a call runs nothing of the body yet."""
+    yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
+    return yields or isinstance(function, ast.AsyncFunctionDef)
 
 
 def _late(file: SourceFile, node: ast.AST, name: str, *, used: Use) -> Finding:
@@ -86,18 +144,35 @@ def _setting(file: SourceFile, node: ast.AST) -> str | None:
     """The variable or option that a statement sets; None if it sets none of these."""
     if isinstance(node, ast.Assign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [_key(file, target) for target in targets]
-        return next((name for name in names if name is not None), None)
+        if isinstance(node, ast.AugAssign) and file.dotted(node.target) == "os.environ":  # |=
+            return _first(_keys(file, node.value))
+        return _first(key for target in targets if (key := _key(file, target)) is not None)
     if isinstance(node, ast.Call):
         called, first = file.dotted(node.func), file.literal(node.args[0]) if node.args else None
         if called == "os.environ.setdefault" or called == "os.putenv":
             return str(first) if first in _VARIABLES else None
         if called == "os.environ.update":
-            given = {keyword.arg for keyword in node.keywords} | set(first if isinstance(first, dict) else ())
-            return next((str(name) for name in sorted(map(str, given)) if name in _VARIABLES), None)
+            given = {keyword.arg for keyword in node.keywords if keyword.arg}
+            return _first(given.union(*(_keys(file, argument) for argument in node.args)))
         if called == "jax.config.update" and first in _OPTIONS:
             return str(first)
     return None
+
+
+def _keys(file: SourceFile, node: ast.expr) -> set[str]:
+    """The keys of a mapping that is written out, whatever its values are."""
+    value = file.value(node)
+    if isinstance(value, ast.Dict):
+        return {str(file.literal(key)) for key in value.keys if key is not None}
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
+        return {keyword.arg for keyword in value.keywords if keyword.arg}
+    return set()
+
+
+def _first(names: Iterable[str]) -> str | None:
+    """Of the variables among some names the one that matters most."""
+    known = sorted((name for name in names if name in _VARIABLES), key=lambda name: (name != "XLA_FLAGS", name))
+    return known[0] if known else None
 
 
 def _key(file: SourceFile, target: ast.expr) -> str | None:
