@@ -10,8 +10,10 @@ import jax
 import pytest
 
 from paceline.cli import scale as command
-from paceline.cli.scale import _with_commas_split
+from paceline.cli.scale import _with_commas_split, read_arguments
 from paceline.measure.scale import station
+from paceline.measure.scale.figure import FigureError
+from tests.measure.scale.results import result
 
 QUICK = ("--repeats", "3", "--seconds", "0.5")
 
@@ -64,6 +66,8 @@ def test_devices_that_share_a_core_claim_no_efficiency(paceline, monkeypatch):
     assert (ran.code, ran.err) == (0, "")
     assert "2 devices: no efficiency is claimed, 2 simulated devices share 1 core" in ran.out
     assert "from 100 %" not in ran.out
+    assert "simulated CPU devices, 1 core\n" in ran.out
+    assert "statistical efficiency" not in ran.out, "nobody asked for it"
 
 
 def test_accelerators_are_measured_in_this_process(paceline, tmp_path, monkeypatch):
@@ -73,18 +77,29 @@ def test_accelerators_are_measured_in_this_process(paceline, tmp_path, monkeypat
     monkeypatch.setattr(command, "ProcessStation", type("NoProcess", (), {}))
     one_size = functools.partial(station.measure_network, sizes_bytes=(4096,), repeats=3)
     monkeypatch.setattr(station, "measure_network", one_size)
-    (tmp_path / "plan.json").write_text('{"plan": {"curve": [{"devices": 2, "samples_per_s": 1234}]}}')
+    curve = [{"devices": 2, "samples_per_s": 1234}]
+    plan = {
+        "machine": "2 x A100 SXM 80 GB",
+        "rows_per_device": 32,
+        "curve": curve,
+        "parallel": {"precision": "bfloat16"},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps({"plan": plan, "config": {"target": "linear"}}))
     ran = paceline("scale", "linear", "--devices", "1,2", "--batch", "64", "--json", "out.json", "--plan", "plan.json",
                    "--scheme", "per_device", "--noise-scale", "--network", "--profile", "traces", *QUICK)  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
     assert "2 devices: from 100 % to " in ran.out and "one core a device" not in ran.out
     assert "1,234 samples/s" in ran.out and "busbw" in ran.out
+    assert "predicted for 2 x A100 SXM 80 GB: S_K, E_K" in ran.out
+    assert "precision 'bfloat16' there, 'float32' here; the devices there are others than here (cpu)" in ran.out
     assert "2 devices, device 1: compute " in ran.out
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["traces"].keys() == {"1", "2"} and content["network"] is not None
+    assert content["noise"]["steps"] == 100, "of a training of its own, whatever was timed"
     assert [point["not_claimed"] for point in content["scalings"][0]["points"]] == [None, None]
     ran = paceline("scale", "linear", "--devices", "1", "--batch", "64", "--points", "32", *QUICK)
     assert ran.code == 2 and "32 rows" in ran.err
+    assert "use --batch 32 or less\n" in ran.err, "--remainder is no option of scale"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +110,13 @@ def test_accelerators_are_measured_in_this_process(paceline, tmp_path, monkeypat
         (("--devices", "1,2", "--batch", "7"), "use --batch 8 or 6"),
         (("--devices", "1,2", "--repeats", "2"), "use --repeats 3 or more"),
         (("--devices", "1,2", "--seconds", "0"), "use --seconds 60"),
+        (("--devices", "1,2", "--seconds", "inf"), "use --seconds 60"),
+        (("--devices", "1,2", "--seconds", "nan"), "use --seconds 60"),
+        (("--devices", "1,2", "--repeats", "9" * 400), "use --repeats 500 or fewer"),
+        (("--devices", ","), "use --devices 1,2,4"),
+        (("--devices=,",), "use --devices 1,2,4"),
+        (("--devices", "two"), "use --devices 1,2,4"),
+        (("--bucket-mb", "1e-9", "--scheme", "per_device"), "use a size of one byte"),
         (("--devices", "1,2", "--figure", "a.gif"), "use --figure a.png"),
         (("--devices", "1,2", "--html", "a.txt"), "use --html a.html"),
         (("--devices", "1,2", "--plan", "none.json"), "write it with paceline plan"),
@@ -116,6 +138,66 @@ def test_a_profile_folder_that_is_a_file_is_refused(refused, tmp_path):
     assert "choose a folder" in refused("scale", "linear", "--devices", "1,2", "--profile", "taken")
 
 
+def test_the_plan_of_another_task_is_refused(refused, tmp_path):
+    """Before anything is measured."""
+    plan = {"machine": "2 x A100", "rows_per_device": 32, "curve": [{"devices": 2, "samples_per_s": 1234}]}
+    (tmp_path / "plan.json").write_text(json.dumps({"plan": plan, "config": {"target": "image"}}))
+    assert "paceline plan linear --on" in refused("scale", "linear", "--devices", "1,2", "--plan", "plan.json")
+
+
+BROKEN = """\
+import optax, paceline
+
+class Rows:
+    def __len__(self):
+        return 256
+    def __getitem__(self, row):
+        raise ValueError("row is broken")
+
+def task():
+    own = paceline.task(lambda p, b: (p["w"] * b["x"]) ** 2, init=lambda rng: {"w": 1.0})
+    return paceline.Job(task=own, optimizer=optax.sgd(0.1), data=Rows())
+"""
+
+
+def test_data_that_raise_in_a_process_are_told_with_their_line_and_no_trace(paceline, tmp_path):
+    """What and where."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    ran = paceline("scale", "broken.py", "--devices", "1", "--batch", "8", *QUICK)
+    assert ran.code == 2
+    assert "raised ValueError: row is broken" in ran.err and "broken.py:7 in __getitem__" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_figure_that_fails_costs_neither_the_report_nor_the_json_nor_the_page(paceline, tmp_path, monkeypatch):
+    """Exit code 2 in the end, behind all that was found."""
+
+    def broken(made, path):
+        raise FigureError(what=f"{path} could not be drawn", why="w", fix="f")
+
+    monkeypatch.setattr(command, "_scale", lambda asked, arguments: result())
+    monkeypatch.setattr(command, "check_figure", lambda *arguments, **named: None)
+    monkeypatch.setattr(command, "write_figure", broken)
+    monkeypatch.setattr(command, "write_page", lambda made, path: (tmp_path / path).write_text("page"))
+    ran = paceline("scale", "linear", "--json", "o.json", "--figure", "a.png", "--html", "a.html")
+    assert ran.code == 2 and "a.png could not be drawn" in ran.err
+    assert "2 devices: from 100 % to 88.9 %" in ran.out
+    assert json.loads((tmp_path / "o.json").read_text())["rounds"] == 6
+    assert (tmp_path / "a.html").read_text() == "page"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"), [("a.toml", 'devices = "1,2"'), ("a.toml", "devices = [1, 2]"), ("a.yaml", "devices: 2"),
+                        ("a.yaml", "devices: 1,2")],
+)  # fmt: skip
+def test_devices_in_a_file_are_read_as_a_list_a_text_or_a_number(tmp_path, name, entry):
+    """As on the command line."""
+    (tmp_path / name).write_text(entry)
+    devices = read_arguments(["linear", "--config", str(tmp_path / name)]).options.devices
+    assert devices == ((2,) if entry.endswith(": 2") else (1, 2))
+    assert read_arguments(["linear", "--config", str(tmp_path / name), "--devices", "1,4"]).options.devices == (1, 4)
+
+
 def test_an_unknown_task_is_refused_with_what_there_is(refused):
     """The recipes."""
     assert "linear, image" in refused("scale", "liner")
@@ -126,6 +208,8 @@ def test_an_unknown_task_is_refused_with_what_there_is(refused):
     [
         (["--devices", "1,2,4", "--batch", "8"], ["--devices", "1", "2", "4", "--batch", "8"]),
         (["--devices=1,2", "--seed", "1"], ["--devices", "1", "2", "--seed", "1"]),
+        (["--devices=1,,2"], ["--devices", "1", "2"]),
+        (["--devices", ","], ["--devices", ","]),
         (["--devices", "1", "2"], ["--devices", "1", "2"]),
         (["--devices", "4"], ["--devices", "4"]),
         (["--run", "a,b"], ["--run", "a,b"]),

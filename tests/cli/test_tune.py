@@ -27,6 +27,8 @@ def test_tune_prints_flags_and_writes_a_document(paceline):
         (("--memory-gb", "inf"), "--memory-gb 80"),
         (("--memory-gb", "1e-9"), "--placement zero1"),
         (("--bucket-mb", "0", "--scheme", "per_device"), "--bucket-mb 4"),
+        (("--bucket-mb", "1e-9", "--scheme", "per_device"), "--bucket-mb 4"),
+        (("--bucket-mb", "inf", "--scheme", "per_device"), "--bucket-mb 4"),
         (("--bucket-mb", "1"), "scheme='per_device'"),
         (("--noise-scale",), "scheme='per_device'"),
         (("--prefetch", "0"), "--prefetch 1 or more"),
@@ -43,6 +45,7 @@ def test_what_cannot_be_tuned_is_refused_with_the_fix(paceline, arguments, fix):
     ran = paceline("tune", "linear", *devices, "--seconds", "2", *arguments)
     assert ran.code == 2
     assert "\n  why: " in ran.err and fix in ran.err.partition("\n  fix: ")[2], ran.err
+    assert "--remainder" not in ran.err, "tune has no such option"
 
 
 def test_tune_without_a_target_names_the_recipes(refused):

@@ -104,7 +104,7 @@ def test_buckets_are_refused_where_they_would_do_nothing(options, fix):
     assert fix in raised.value.fix
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5])
+@pytest.mark.parametrize("size", [True, 0, -1, 2.5])
 def test_a_bucket_holds_at_least_a_byte(size):
     with pytest.raises(SchemeError, match="bucket_bytes") as raised:
         Parallel("per_device", bucket_bytes=size)

@@ -26,14 +26,14 @@ from paceline.cli.job import check_count, make_job, parse_options, run_shape, ta
 from paceline.cli.reporting import reporting
 from paceline.cli.step_options import StepOptions
 from paceline.measure.scale.cores import core_quota, environment, not_claimed, physical_cores, usable_cores
-from paceline.measure.scale.figure import check_figure, write_figure
+from paceline.measure.scale.figure import FigureError, check_figure, write_figure
 from paceline.measure.scale.load import BUSY, OtherLoad
 from paceline.measure.scale.page import write_page
-from paceline.measure.scale.prediction import read_predictions
-from paceline.measure.scale.result import Noise, ScaleResult, make_scaling
+from paceline.measure.scale.prediction import Planned, read_plan
+from paceline.measure.scale.result import PlanNotes, ScaleResult, make_scaling
 from paceline.measure.scale.rounds import Rounds, Setting, check_numbers, settings_of
 from paceline.measure.scale.station import HereStation, ProcessStation, Station
-from paceline.measure.scale.subject import Mode, Subject
+from paceline.measure.scale.subject import Mode, Subject, own_options
 from paceline.measure.scale.trace import TRACED_STEPS, DeviceTimes, find_trace, read_trace
 from paceline.recipes.find import find_recipe
 from paceline.recipes.recipe import Recipe
@@ -62,7 +62,7 @@ class ScaleOptions(StepOptions):
       traceback: show Python's traceback for errors.
     """
 
-    devices: tuple[int, ...] = ()
+    devices: tuple[int, ...] | int | str = ()
     mode: Literal["weak", "strong", "both"] = "weak"
     simulate: int | None = None
     repeats: int = 15
@@ -85,8 +85,27 @@ class ScaleOptions(StepOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """Measure as the arguments say; returns the exit code."""
-    return reporting(arguments, _scale)
+    """Measure as the arguments say; returns the exit code.
+
+    Figure and page come last: they take foreign code, and what it raises must cost nothing that was measured.
+    """
+    found: list[ScaleResult] = []
+    asked: list[ScaleOptions] = []
+
+    def measured(arguments: list[str]) -> tuple[dict[str, Any], int]:
+        with own_options():
+            read = read_arguments(arguments)
+            asked.append(read.options)
+            result = _scale(read, arguments)
+        print("\n".join(result.lines()))
+        found.append(result)
+        config = {"target": read.target, "options": dataclasses.asdict(read.options),
+                  "recipe": dataclasses.asdict(read.recipe_options)}  # fmt: skip
+        return {**result.as_dict(), "config": config}, 0
+
+    code = reporting(arguments, measured)
+    _draw(found[0], asked[0])
+    return code
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,26 @@ def read_arguments(arguments: list[str]) -> Scaled:
     options, recipe_options = parse_options(
         _with_commas_split(arguments[1:]), recipe, target=target, command="scale", defaults=ScaleOptions()
     )
-    return Scaled(target, recipe, options, recipe_options)
+    return Scaled(target, recipe, dataclasses.replace(options, devices=_numbers(options.devices)), recipe_options)
+
+
+def _numbers(devices: tuple[int, ...] | int | str) -> tuple[int, ...]:
+    """What ``--devices`` or an entry of a file says: ``(1, 2)``, ``2``, ``"1,2"``."""
+    if isinstance(devices, int):
+        return (devices,)
+    if not isinstance(devices, str):
+        return tuple(devices)
+    try:
+        found = tuple(int(part) for part in devices.split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if not found:
+        raise OptionError(
+            what=f"--devices {devices}",
+            why="it lists numbers of devices",
+            fix="use --devices 1,2,4, or leave it out for 1, 2, 4 ... up to all there are",
+        )
+    return found
 
 
 def _with_commas_split(arguments: Sequence[str]) -> list[str]:
@@ -126,20 +164,26 @@ def _with_commas_split(arguments: Sequence[str]) -> list[str]:
         flag, _, value = argument.partition("=")
         after_flag = bool(full) and full[-1] == "--devices" and "," in argument
         if flag == "--devices" and value:
-            full += [flag, *value.split(",")]
+            full += [flag, *_parts(value)]
         elif after_flag:
-            full += [part for part in argument.split(",") if part]
+            full += _parts(argument)
         else:
             full.append(argument)
     return full
 
 
-def _scale(arguments: list[str]) -> tuple[dict[str, Any], int]:
+def _parts(text: str) -> list[str]:
+    """``1,2`` as two; a list of nothing as it is, to be refused."""
+    return [part for part in text.split(",") if part] or [text]
+
+
+def _scale(asked: Scaled, arguments: list[str]) -> ScaleResult:
     start_s = time.perf_counter()
-    asked = read_arguments(arguments)
     options = asked.options
     _check(options)
-    predicted = {} if options.plan is None else read_predictions(options.plan)
+    planned = None if options.plan is None else read_plan(options.plan)
+    if planned is not None:
+        planned.check_target(asked.target)
     bench = _benches(options, arguments)
     batch = options.batch or asked.recipe.batch
     modes: dict[Mode, list[Setting]] = {
@@ -153,25 +197,30 @@ def _scale(arguments: list[str]) -> tuple[dict[str, Any], int]:
         load = OtherLoad(bench.cores, [one.process_id for one in stations.values() if isinstance(one, ProcessStation)])
         rounds.measure(repeats=options.repeats, seconds=options.seconds)
         others = load.share()
+        noise = stations[settings[-1].devices].noise(settings[-1].batch) if options.noise_scale else None
         traces = _traces(options.profile, stations, settings)
         network = stations[bench.counts[-1]].network() if options.network else None
-    noise = _noise(rounds, settings, measured=options.noise_scale)
     scalings = tuple(
-        make_scaling(mode, found, measured=rounds.samples, not_claimed=bench.unclaimed.get, predicted=predicted,
-                     noise_rows=noise.rows)
+        make_scaling(mode, found, measured=rounds.samples, not_claimed=bench.unclaimed.get, planned=planned,
+                     noise_rows=None if noise is None else noise.rows, shares_cores=bool(bench.cores))
         for mode, found in modes.items()
     )  # fmt: skip
-    result = ScaleResult(
+    return ScaleResult(
         task=asked.recipe.name, platform=bench.platform, rounds=rounds.rounds, scalings=scalings,
         conditions=_conditions(options, bench, rounds, total_s=time.perf_counter() - start_s, others=others),
         total_s=time.perf_counter() - start_s, noise=noise, traces=traces,
         other_load=others, network=None if network is None else network.curves,
         network_lines=() if network is None else network.lines,
+        plan=None if planned is None else _plan_notes(planned, asked, bench, settings),
     )  # fmt: skip
-    _show(result, options)
-    config = {"target": asked.target, "options": dataclasses.asdict(options),
-              "recipe": dataclasses.asdict(asked.recipe_options)}  # fmt: skip
-    return {**result.as_dict(), "config": config}, 0
+
+
+def _plan_notes(planned: Planned, asked: Scaled, bench: _Benches, settings: list[Setting]) -> PlanNotes:
+    options = dataclasses.asdict(asked.recipe_options)
+    return PlanNotes(
+        planned.machine,
+        planned.differences(settings, parallel=asked.options.parallel(), kind=bench.kind, task_options=options),
+    )
 
 
 def _check(options: ScaleOptions) -> None:
@@ -201,6 +250,7 @@ class _Benches:
       unclaimed: why no efficiency is claimed, by number of devices.
       station: makes the station of so many devices.
       platform: for people.
+      kind: of the devices, as JAX names it; ``cpu`` for simulated ones.
       notes: conditions, as sentences.
       cores: that simulated devices run on; empty for accelerators.
     """
@@ -209,6 +259,7 @@ class _Benches:
     unclaimed: Mapping[int, str]
     station: Callable[[int, Scaled], Station]
     platform: str
+    kind: str
     notes: tuple[str, ...]
     cores: tuple[int, ...] = ()
 
@@ -218,7 +269,7 @@ def _benches(options: ScaleOptions, arguments: list[str]) -> _Benches:
         return _accelerators(options)
     cores, quota = usable_cores(), core_quota()
     most = options.simulate or max(1, len(cores))
-    counts, notes = _counts(options.devices, most=most if options.simulate or not options.devices else None)
+    counts, notes = _counts(_numbers(options.devices), most=most if options.simulate or not options.devices else None)
     unclaimed = {count: why for count in counts if (why := not_claimed(count, cores, quota=quota)) is not None}
     claimed = [count for count in counts if count not in unclaimed]
     if claimed:
@@ -230,7 +281,8 @@ def _benches(options: ScaleOptions, arguments: list[str]) -> _Benches:
         counts,
         unclaimed,
         station,
-        f"simulated CPU devices, {len(cores)} cores",
+        f"simulated CPU devices, {format_count(len(cores), 'core')}",
+        "cpu",
         tuple(notes),
         tuple(cores[: counts[-1]]),
     )
@@ -238,9 +290,10 @@ def _benches(options: ScaleOptions, arguments: list[str]) -> _Benches:
 
 def _accelerators(options: ScaleOptions) -> _Benches:
     devices = jax.devices()
-    counts, notes = _counts(options.devices, most=len(devices))
+    counts, notes = _counts(_numbers(options.devices), most=len(devices))
     station = lambda count, asked: HereStation(asked.subject, devices[:count])  # noqa: E731 - two arguments of three
-    return _Benches(counts, {}, station, f"{devices[0].platform} ({devices[0].device_kind})", tuple(notes))
+    kind = devices[0].device_kind
+    return _Benches(counts, {}, station, f"{devices[0].platform} ({kind})", kind, tuple(notes))
 
 
 def _counts(asked: Sequence[int], *, most: int | None) -> tuple[tuple[int, ...], list[str]]:
@@ -299,14 +352,6 @@ def _traces(
     return found
 
 
-def _noise(rounds: Rounds, settings: Sequence[Setting], *, measured: bool) -> Noise:
-    """Of the most devices, whose gradients were measured most often."""
-    if not measured:
-        return Noise(None, "not measured: it takes --scheme per_device --noise-scale")
-    last = rounds.samples[settings[-1]]["fit"][-1]
-    return Noise(last.noise_rows, last.noise_unknown)
-
-
 def _conditions(
     options: ScaleOptions, bench: _Benches, rounds: Rounds, *, total_s: float, others: float | None
 ) -> tuple[str, ...]:
@@ -325,17 +370,24 @@ def _conditions(
         f"{format_count(rounds.rounds, 'repeat')} in turn, of {span} steps; {format_duration(total_s)}, of it "
         f"compiling {format_duration(rounds.compile_s)}",
         *bench.notes,
+        *((f"compute, waiting and communication are one term, {rounds.no_local}",) if rounds.no_local else ()),
     )
 
 
-def _show(result: ScaleResult, options: ScaleOptions) -> None:
-    print("\n".join(result.lines()))
-    if options.figure is not None:
-        write_figure(result, options.figure)
-        print(f"\nfigure: {options.figure}")
-    if options.html is not None:
-        write_page(result, options.html)
-        print(f"page: {options.html}")
+def _draw(result: ScaleResult, options: ScaleOptions) -> None:
+    """Figure and page, each whether or not the other fails. Raises: FigureError: the first that failed."""
+    failed: list[FigureError] = []
+    for name, path, write in (("figure", options.figure, write_figure), ("page", options.html, write_page)):
+        if path is None:
+            continue
+        try:
+            write(result, path)
+        except FigureError as error:
+            failed.append(error)
+        else:
+            print(f"{name}: {path}")
+    if failed:
+        raise failed[0]
 
 
 def _say(text: str) -> None:

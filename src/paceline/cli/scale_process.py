@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from paceline.base.errors import PacelineError
 from paceline.measure.scale.cores import hold_to
 
 
@@ -28,11 +29,15 @@ def main(arguments: list[str]) -> None:
 def _serve(devices: int, arguments: list[str], answer: Callable[[str], None]) -> None:
     # Only now: importing jax starts threads, which keep the cores that they were started on.
     from paceline.cli.scale import read_arguments
-    from paceline.measure.scale.station import HereStation, serve
+    from paceline.measure.scale.station import HereStation, refuse, serve
     from paceline.topology.devices import simulate_devices
 
     chosen = simulate_devices(devices)
-    station = HereStation(read_arguments(arguments).subject, chosen)
+    try:
+        station = HereStation(read_arguments(arguments).subject, chosen)
+    except PacelineError as error:
+        refuse(error, orders=sys.stdin, answer=answer)
+        return
     serve(station, orders=sys.stdin, answer=answer)
 
 

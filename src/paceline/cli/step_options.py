@@ -7,6 +7,7 @@ Not here: the options of a run (`cli.run_options`), those of the other commands.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from paceline.base.errors import OptionError
@@ -69,10 +70,10 @@ class StepOptions:
 
     def _bucket_bytes(self) -> int | None:
         size_mb = self.bucket_mb
-        if size_mb is not None and not size_mb > 0:
+        if size_mb is not None and not 1 <= size_mb * 1e6 < math.inf:
             raise OptionError(
                 what=f"--bucket-mb {size_mb:g}",
                 why="it is the size of a message of gradients",
-                fix="use a size above 0, such as --bucket-mb 4, or leave it out for one message a leaf",
+                fix="use a size of one byte (1e-6) or more, such as --bucket-mb 4, or leave it out: one message a leaf",
             )
-        return None if size_mb is None else max(1, round(size_mb * 1e6))
+        return None if size_mb is None else round(size_mb * 1e6)

@@ -17,11 +17,9 @@ from paceline.cli.job import check_count, make_job, parse_options, prepare_devic
 from paceline.cli.reporting import reporting
 from paceline.cli.run_options import RunOptions
 from paceline.cli.step_options import StepOptions
-from paceline.engine.parallel import (
-    Parallel,
-)
+from paceline.engine.parallel import Parallel
 from paceline.engine.usercode import user_code
-from paceline.measure.scale.subject import Subject
+from paceline.measure.scale.subject import Subject, own_options
 from paceline.measure.tune.result import Memory, trial_line
 from paceline.measure.tune.search import Trial
 from paceline.measure.tune.setting import Setting
@@ -95,7 +93,7 @@ def _tune(arguments: list[str]) -> tuple[dict[str, Any], int]:
         )  # fmt: skip
 
     start = Setting(shape.batch, parallel, flags.prefetch)
-    with user_code("the data of the run", when="to read rows"):
+    with own_options(), user_code("the data of the run", when="to read rows"):
         _say_start(recipe, start, num_devices=len(devices), kind=devices[0].device_kind)
         result = tune(
             subject, start, devices=devices, options=options, default=_default(recipe, parallel),

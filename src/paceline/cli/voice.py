@@ -42,7 +42,8 @@ def _is_later_task() -> bool:
     itself."""
     if launched.NUM_PROCESSES in os.environ:
         return False
-    slurm = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and os.environ.get("SLURM_PROCID", "0") != "0"
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    slurm = tasks.isdigit() and int(tasks) > 1 and os.environ.get("SLURM_PROCID", "0") != "0"
     return slurm or os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0"
 
 

@@ -106,7 +106,7 @@ class Parallel:
                 raise _out_of_range(name, value, "one of " + ", ".join(kind.__args__))
 
     def _check_buckets(self, size_bytes: object) -> None:
-        if not isinstance(size_bytes, int) or size_bytes < 1:
+        if not isinstance(size_bytes, int) or isinstance(size_bytes, bool) or size_bytes < 1:
             raise _out_of_range("bucket_bytes", size_bytes, "a whole number of bytes, 1 or more")
         if self.placement != "replicated":
             raise SchemeError(

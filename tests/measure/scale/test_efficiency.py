@@ -35,7 +35,7 @@ def test_each_term_of_the_waterfall_is_what_its_stage_adds_on_k_devices_beyond_o
             "rest": 100 * ((0.90 - 0.76 - 0.15) - (0.70 - 0.62 - 0.05)),
         }
     )
-    assert tuple(found.terms) == tuple(TERMS)
+    assert tuple(found.terms) == tuple(TERMS)[:6]
     assert found.efficiency == pytest.approx(80)
 
 
@@ -47,6 +47,34 @@ def test_under_strong_scaling_a_perfect_device_takes_its_share_of_the_time_of_on
     assert found.efficiency == pytest.approx(20)
     assert found.terms["compute"].value == pytest.approx(49)
     assert found.terms["stragglers"].value == pytest.approx(2)
+
+
+def test_without_the_truncated_step_the_real_one_is_one_term():
+    """100 x (0.76 - 0.62) for all that it does, and 20 in all still."""
+    single, several = ({name: samples for name, samples in stages.items() if name not in ("local", "barrier")}
+                       for stages in (SINGLE, SEVERAL))  # fmt: skip
+    found = waterfall(single, several, one=ONE, many=FOUR)
+    assert tuple(found.terms) == ("step", "input", "host", "rest")
+    assert found.terms["step"].value == pytest.approx(14)
+    assert sum(term.value for term in found.terms.values()) == pytest.approx(20)
+
+
+def test_on_cores_that_the_feed_shares_input_and_rest_are_one_term():
+    """Waiting 25, rest -31: the two cancel, and what is left is the 6 points that the feed won."""
+    one = stages(local=0.6, step=0.6, feed=0.7, fit=0.8)
+    many = stages(local=0.6, barrier=0.6, step=0.6, feed=0.64, fit=1.0, wait=0.25)
+    apart = waterfall(one, many, one=ONE, many=FOUR)
+    assert (apart.terms["input"].value, apart.terms["rest"].value) == pytest.approx((25, -31))
+    joined = waterfall(one, many, one=ONE, many=FOUR, shares_cores=True)
+    assert tuple(joined.terms) == ("compute", "stragglers", "communication", "host", "feed")
+    assert joined.terms["feed"].value == pytest.approx(-6)
+    assert sum(term.value for term in joined.terms.values()) == pytest.approx(100 - joined.efficiency, abs=1e-9)
+    assert apart.is_unexplained and not joined.is_unexplained
+
+
+def test_a_rest_below_some_named_term_is_no_failure():
+    """5 points at most of 10."""
+    assert not waterfall(SINGLE, SEVERAL, one=ONE, many=FOUR).is_unexplained
 
 
 def test_terms_sum_to_100_less_efficiency_whatever_was_measured():

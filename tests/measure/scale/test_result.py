@@ -12,10 +12,12 @@ import pytest
 
 from paceline.base.errors import OptionError
 from paceline.measure.scale import figure
-from paceline.measure.scale.figure import check_figure, write_figure
-from paceline.measure.scale.page import page
-from paceline.measure.scale.prediction import Prediction, read_predictions
-from paceline.measure.scale.result import points_text
+from paceline.measure.scale.efficiency import Waterfall
+from paceline.measure.scale.figure import FigureError, check_figure, write_figure
+from paceline.measure.scale.page import page, write_page
+from paceline.measure.scale.prediction import Prediction
+from paceline.measure.scale.result import UNEXPLAINED, points_text
+from paceline.measure.timing import median_interval
 from paceline.telemetry.document import plain
 from tests.measure.scale.results import SHARE, result
 
@@ -29,6 +31,8 @@ def test_the_report_says_throughput_efficiency_and_where_the_rest_went():
     text = "\n".join(result().lines())
     assert "weak scaling: 10 rows a device (in brackets: 96.9 % intervals of the median)" in text
     assert re.search(r"^ +1 +10  12.5 \(12.5 to 12.5\) +100 % +unknown$", text, re.MULTILINE)
+    assert re.search(r"K +batch .+ E_K +predicted for 2 x A\$1\$00: S_K, E_K$", text, re.MULTILINE)
+    assert "  the plan is of something else: precision bfloat16 there" in text
     assert re.search(
         r"^ +2 +20  22.2 \(.+\) +88.9 % \(88.9 to 88.9\) +24 samples/s, 93.0 % \(90.0 to 95.0\)$", text, re.M
     )
@@ -36,10 +40,32 @@ def test_the_report_says_throughput_efficiency_and_where_the_rest_went():
     assert re.search(r"compute that got slower +-4.4   \(-4.4 to -4.4\)", text)
     assert re.search(r"communication that is not hidden +-8.9 ", text)
     assert re.search(r"the rest +\+4.4 ", text)
-    assert "2.4 s x 25 samples/s = 60 rows, counted 80" in text and "DISAGREES" in text
+    assert "2.4 s x 25 samples/s is about 60 rows, counted 80" in text and "DISAGREES" in text
     assert "2 devices, device 1: compute 500 ms, collectives 300 ms, of it exposed 200 ms" in text
-    assert "statistical efficiency: unknown, 3 steps seen, 20 are the least" in text
+    assert "statistical efficiency: unknown, 3 steps seen" in text
     assert "collective  size" in text
+    assert "(Little's law), medians of the stage 'feed'" in text
+
+
+def test_a_noise_scale_that_nobody_asked_for_is_not_called_unknown():
+    """No line about it."""
+    assert "statistical" not in "\n".join(dataclasses.replace(result(), noise=None).lines())
+
+
+def test_a_rest_that_no_term_explains_is_said_and_on_shared_cores_the_feed_is_one_term():
+    """Compute, waiting, communication and host lost nothing, the rest 50 points; with one term for the feed it is
+    named."""
+    assert UNEXPLAINED not in "\n".join(result().lines())
+    fall = Waterfall(
+        {name: median_interval([0.0]) for name in ("compute", "host")} | {"rest": median_interval([50.0])}, 50.0
+    )
+    made = result()
+    point = dataclasses.replace(made.scalings[0].points[1], waterfall=fall)
+    made = dataclasses.replace(made, scalings=(dataclasses.replace(made.scalings[0], points=(point,)),))
+    assert UNEXPLAINED in "\n".join(made.lines())
+    text = "\n".join(result(shares_cores=True).lines())
+    assert re.search(r"the feed, on cores that it shares with the compute +\+4.4 ", text)
+    assert "waiting for batches" not in text and "the rest" not in text
 
 
 def test_devices_that_share_cores_show_throughput_and_claim_nothing():
@@ -58,7 +84,7 @@ def test_two_numbers_are_multiplied_where_the_noise_scale_is_known():
     88.9 % of the hardware is 66.7 %, 1.33 times as fast."""
     text = "\n".join(result(noise_rows=20.0).lines())
     assert "2 devices: hardware 88.9 % x statistical 75.0 % = 66.7 %, 1.33 times as fast" in text
-    assert "statistical efficiency: unknown" not in text
+    assert "gradient noise scale: 20 rows (± 12 %), over the first 100 steps" in text
 
 
 def test_the_k_beyond_which_more_devices_do_not_pay_is_said():
@@ -77,10 +103,13 @@ def test_the_json_is_plain_and_holds_every_number_of_the_report():
     content = json.loads(json.dumps(plain(result(noise_rows=20.0).as_dict())))
     assert content.keys() == {
         "task", "platform", "conditions", "rounds", "total_s", "scalings", "noise", "traces", "network",
-        "other_load",
+        "other_load", "plan",
     }  # fmt: skip
     scaling = content["scalings"][0]
     assert scaling["mode"] == "weak" and scaling["time_to_loss"]["devices"] >= 1
+    assert scaling["time_to_loss"].keys() == {"devices", "decided", "is_end", "curve", "saved"}
+    assert scaling["time_to_loss"]["saved"][0].keys() == {"value", "low", "high", "coverage"}
+    assert content["plan"]["machine"] == "2 x A$1$00" and content["noise"]["steps"] == 100
     point = scaling["points"][1]
     assert point.keys() == {
         "devices", "batch", "samples_per_s", "step_s", "efficiency", "not_claimed", "waterfall_percent",
@@ -105,11 +134,51 @@ def test_a_figure_is_written_as_its_ending_says(tmp_path, name, start):
 def test_the_figure_shows_the_numbers_and_is_the_same_for_the_same_result():
     """Text as text: the efficiency, the terms, the words of the axes; the same bytes twice."""
     drawn = figure.figure_svg(result())
-    for words in ("88.9 %", "ideal: K S_1", "predicted", "devices share cores", "-4.4", "a &lt;task&gt; on"):
+    for words in (
+        "88.9 %",
+        "ideal: K S_1",
+        "predicted for 2 x A$1$00",
+        "devices share cores",
+        "not claimed",
+        "-4.4",
+        "a &lt;task&gt; on",
+    ):
         assert words in drawn
     assert drawn == figure.figure_svg(result())
     busy = dataclasses.replace(result(), other_load=0.5)
     assert "other programs used 50 % of the cores" in figure.figure_svg(busy) and "other programs" not in drawn
+
+
+@needs_matplotlib
+def test_names_with_dollars_are_drawn_as_they_are():
+    """``$`` begins a formula for matplotlib, and this one has no end."""
+    assert "price$ {of on simulated" in figure.figure_svg(result(task="price$ {of"))
+    assert "$\\badone$" in figure.figure_svg(result(task=r"$\badone$"))
+
+
+@needs_matplotlib
+def test_the_bars_of_the_waterfall_stand_on_zero_and_a_low_end_of_zero_is_drawn():
+    """So that their areas compare; a plan that says 0 to 95 % gets a line from 0."""
+    drawn = figure._figure(result(predicted={2: Prediction(24.0, 0.93, 0.0, 0.95)}))
+    middle, right = drawn.axes[1:]
+    assert right.get_ylim()[0] == 0
+    (line,) = (line for line in middle.lines if list(line.get_xdata()) == [1.88, 1.88])
+    assert list(line.get_ydata()) == [0, 95]
+
+
+@needs_matplotlib
+def test_what_cannot_be_drawn_is_an_error_that_names_the_file(monkeypatch, tmp_path):
+    """Whatever the drawing raises."""
+
+    def broken(*arguments, **named):
+        raise ValueError("no font\nmore")
+
+    monkeypatch.setattr(figure, "_figure", broken)
+    for name, write in (("a.png", write_figure), ("a.html", write_page)):
+        with pytest.raises(FigureError) as error:
+            write(result(), str(tmp_path / name))
+        assert f"{name} could not be drawn: ValueError: no font" in error.value.what and "more" not in error.value.what
+        assert "--json FILE" in error.value.fix
 
 
 @needs_matplotlib
@@ -145,6 +214,12 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows():
         "88.9 % (88.9 to 88.9)",
         "4 &gt; 2 &amp; more",
         "hardware 88.9 %",
+        "gradient noise scale: 20 rows",
+        "of it exposed 200 ms",
+        "each doubling pays",
+        "96.9 % intervals of the median",
+        "predicted for 2 x A$1$00",
+        "precision bfloat16 there",
     ):
         assert words in text
 
@@ -166,31 +241,3 @@ def test_without_matplotlib_a_figure_is_refused_with_the_extra(monkeypatch, tmp_
     with pytest.raises(OptionError) as error:
         check_figure(str(tmp_path / "a.html"), flag="html", endings=(".html",))
     assert error.value.fix == "pip install 'paceline[report]', or leave the option out"
-
-
-def test_predictions_are_read_by_number_of_devices(tmp_path):
-    """With and without an efficiency."""
-    curve = [
-        {"devices": 1, "samples_per_s": 10},
-        {"devices": 8, "samples_per_s": 70.0, "efficiency": 0.9, "efficiency_low": 0.8, "efficiency_high": 0.95},
-    ]
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"plan": {"curve": curve, "more": 1}}))
-    assert read_predictions(str(path)) == {
-        1: Prediction(10.0, None, None, None), 8: Prediction(70.0, 0.9, 0.8, 0.95)
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "content",
-    [None, "{", "[1]", "{}", '{"plan": null}', '{"plan": {"curve": []}}', '{"plan": {"curve": [{"devices": 1}]}}',
-     '{"plan": {"curve": [7]}}'],
-)  # fmt: skip
-def test_a_file_without_a_curve_is_refused_with_how_to_make_one(tmp_path, content):
-    """Not there, no JSON, no curve, a curve without throughput."""
-    path = tmp_path / "plan.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(OptionError) as error:
-        read_predictions(str(path))
-    assert error.value.fix == "write it with paceline plan TASK --on MACHINE --json FILE"

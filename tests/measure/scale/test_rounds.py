@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from paceline.base.errors import BatchSizeError, OptionError
 from paceline.measure.scale.rounds import Rounds, Setting, check_numbers, settings_of
-from paceline.measure.scale.subject import Sample
+from paceline.measure.scale.subject import Prepared, Sample
 
 
 class Machine:
     """A station that takes down its orders; a step takes `step_s` of a clock that only it moves."""
 
-    def __init__(self, devices, log, clock, step_s=0.01):
+    def __init__(self, devices, log, clock, *, step_s=0.01, no_local=""):
+        self._no_local = no_local
         self._devices, self._log, self._clock, self._step_s = devices, log, clock, step_s
 
     def prepare(self, batch):
         self._log.append(("prepare", self._devices, batch))
-        return 2.0
+        return Prepared(2.0, self._no_local)
 
     def measure(self, batch, stage, *, steps):
         self._log.append((stage, self._devices, batch))
         self._clock[0] += (steps + 3) * self._step_s
         return Sample(self._step_s)
+
+    def noise(self, batch):
+        raise AssertionError("not asked for")
 
     def trace(self, batch, folder, *, steps):
         raise AssertionError("not asked for")
@@ -34,10 +40,15 @@ class Machine:
         self._log.append(("close", self._devices))
 
 
-def measured(settings, *, repeats, seconds, unclaimed=(), step_s=0.01):
+def measured(settings, *, repeats, seconds, unclaimed=(), step_s=0.01, no_local=None):
     """The rounds of some settings, and the orders."""
     log, clock = [], [0.0]
-    stations = {setting.devices: Machine(setting.devices, log, clock, step_s) for setting in settings}
+    stations = {
+        setting.devices: Machine(
+            setting.devices, log, clock, step_s=step_s, no_local=(no_local or {}).get(setting.devices, "")
+        )
+        for setting in settings
+    }
     rounds = Rounds(stations, settings, frozenset(unclaimed), clock=lambda: clock[0])
     rounds.prepare()
     rounds.measure(repeats=repeats, seconds=seconds)
@@ -100,6 +111,16 @@ def test_one_device_has_no_barrier_and_devices_that_share_cores_are_measured_for
     assert set(rounds.samples[Setting(4, 16)]) == {"feed", "fit"}
 
 
+def test_a_truncated_step_that_one_setting_lacks_is_left_out_of_all_with_why():
+    """It does not fit two devices: nothing could be compared with that of one. One whose devices share cores is not
+    measured in it anyway."""
+    settings = [Setting(1, 4), Setting(2, 8)]
+    rounds, _, _ = measured(settings, repeats=3, seconds=1, no_local={2: "too large"})
+    assert rounds.no_local == "2 devices: too large"
+    assert {tuple(rounds.samples[setting]) for setting in settings} == {("step", "feed", "fit")}
+    assert measured(settings, repeats=3, seconds=1, unclaimed=[2], no_local={2: "too large"})[0].no_local == ""
+
+
 def test_the_time_is_filled_and_not_exceeded():
     """Steps of 1 ms: the steps of a measurement are chosen so that all repeats fit into the second."""
     rounds, _, took_s = measured([Setting(1, 4), Setting(2, 8)], repeats=9, seconds=1, step_s=1e-3)
@@ -114,10 +135,16 @@ def test_slow_steps_still_get_three_rounds():
 
 @pytest.mark.parametrize(
     ("numbers", "fix"),
-    [({"repeats": 2, "seconds": 60}, "use --repeats 3 or more"), ({"repeats": 9, "seconds": 0}, "use --seconds 60")],
+    [
+        ({"repeats": 2, "seconds": 60}, "use --repeats 3 or more"),
+        ({"repeats": 9, "seconds": 0}, "use --seconds 60"),
+        ({"repeats": 9, "seconds": math.inf}, "use --seconds 60"),
+        ({"repeats": 9, "seconds": math.nan}, "use --seconds 60"),
+        ({"repeats": 10**400, "seconds": 60}, "use --repeats 500 or fewer"),
+    ],
 )
 def test_numbers_that_measure_nothing_are_refused(numbers, fix):
-    """Two repeats, no time."""
+    """Two repeats, no time, time without end, no number, repeats without end."""
     with pytest.raises(OptionError) as error:
         check_numbers(**numbers)
     assert fix in error.value.fix

@@ -67,6 +67,18 @@ def test_all_rows_of_a_small_data_set_fit():
     assert "128 rows a device fit, all that the data has" in str(memory)
 
 
+def test_with_a_fixed_batch_only_the_start_is_compiled_for_its_memory(monkeypatch):
+    """One number of rows is asked for, where the search asks for several; what it takes is told without a largest."""
+    asked = []
+    peak_bytes = Rig.peak_bytes
+    monkeypatch.setattr(Rig, "peak_bytes", lambda own, batch: asked.append(batch) or peak_bytes(own, batch))
+    ticks = iter([0.0, 0.0])
+    memory = tuned(options=TuneOptions(seconds=6.0, keep_training=True), clock=lambda: next(ticks, 1e9)).memory
+    assert set(asked) == {32}
+    assert (memory.largest_rows, memory.ended_by, set(memory.compiled)) == (None, "batch fixed", {16})
+    assert "the largest batch is not looked for, as it is fixed" in str(memory)
+
+
 def test_every_option_has_a_trial_and_a_line(found):
     """Batch, scheme, placement, microbatches and prefetch, each told as it ended; samples/s of both sides where it was
     measured."""

@@ -2,7 +2,8 @@
 
 Owns: compilation before any measurement, one loop a stage, the counters of Little's law.
 Not here: the truncated program (`local`), which stages are measured when (`rounds`).
-Invariant: nothing is compiled inside a measurement, and every loop waits for its results.
+Invariant: nothing is compiled inside a measurement, every loop waits for its results, and every measurement begins with
+the same first state. Between measurements states and batches lie on the host: only one bench fills the devices.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from paceline.data.batch import HostBatch
 from paceline.data.feed import Feed
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
+from paceline.engine.precision import is_key
+from paceline.engine.state import TrainState
 from paceline.insight.noise import NoiseScale
 from paceline.measure.scale.local import LocalStep
-from paceline.measure.scale.subject import Flow, MakeSubject, Sample, Stage
+from paceline.measure.scale.memory import is_out_of_memory
+from paceline.measure.scale.subject import Flow, MakeSubject, Noise, Sample, Stage
 from paceline.measure.timing import WARM_STEPS, drive
 from paceline.telemetry.metrics import INPUT_WAIT_S
 from paceline.train.batching import DataOptions, Reading, Start, plan_run
@@ -34,6 +40,9 @@ from paceline.train.place import PlacedBatch, Placer
 from paceline.train.trainer import Trainer
 
 _RESIDENT_BATCHES = 4
+
+NOISE_STEPS = 100
+"""Steps that the gradient noise scale is taken from: as many as its averages reach back over (`insight.noise`)."""
 
 
 class Bench:
@@ -54,25 +63,36 @@ class Bench:
             self.subject.task, self.subject.optimizer, devices=devices, parallel=self.subject.parallel,
             schedule=self.subject.schedule,
         )  # fmt: skip
-        self._state = self._trainer.init(seed=self.subject.seed)
         self._placer = Placer(self.subject.parallel, self._trainer.mesh)
-        self._resident = list(self._placed(_RESIDENT_BATCHES))
-        self._noise = NoiseScale()
-        first = self._resident[0]
-        self._call: Callable[..., tuple[Any, StepMetrics]] = self._trainer.compiled(self._state, first)
-        self._make_local(first)
+        self._resident = list(self._host_batches(_RESIDENT_BATCHES))
+        first = self._placer.train_batch(self._resident[0])
+        state = self._trainer.init(seed=self.subject.seed)
+        self._first = on_host(self._trainer.single(state) if self.subject.parallel.scheme == "pmap" else state)
+        self._call: Callable[..., tuple[Any, StepMetrics]] = self._trainer.compiled(state, first)
+        del state, first
+        self.no_local: str = self._try_local()
+        """Why the stages ``local`` and ``barrier`` cannot be measured; empty if they can."""
 
-    def _make_local(self, first: PlacedBatch) -> None:
-        one = Trainer(self.subject.task, self.subject.optimizer, devices=self._devices[:1],
-                      parallel=_of_one_device(self.subject.parallel))  # fmt: skip
-        local = LocalStep(self.subject, self._devices)
-        self._local_state = local.state(one.init(seed=self.subject.seed))
-        placer = Placer(Parallel(accumulation=self.subject.parallel.accumulation), self._trainer.mesh)
-        placed = [placer.train_batch(batch.host) for batch in self._resident]
-        self._local_batches = [local.batch(batch.data) for batch in placed]
-        self._local_valid = local.batch(placed[0].valid)
-        self._flags = {"local": local.flag(False), "barrier": local.flag(True)}
-        self._local_call = local.compile(self._local_state, self._local_batches[0], self._local_valid)
+    def _try_local(self) -> str:
+        if self.subject.parallel.placement == "fsdp":
+            return "with fsdp no device holds all parameters, which the truncated step needs"
+        self._local = LocalStep(self.subject, self._devices)
+        self._local_placer = Placer(Parallel(accumulation=self.subject.parallel.accumulation), self._trainer.mesh)
+        try:
+            state, batches, valid = self._local_arguments()
+            self._local_call = self._local.compile(state, batches[0], valid)
+            del state, batches
+            self._measure_local("local", 1)
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return "the truncated step, whose devices hold a whole state each, does not fit the memory"
+        return ""
+
+    def _local_arguments(self) -> tuple[Any, list[Any], Any]:
+        placed = [self._local_placer.train_batch(host) for host in self._resident]
+        batches = [self._local.batch(batch.data) for batch in placed]
+        return self._local.state(self._first), batches, self._local.batch(placed[0].valid)
 
     def measure(self, stage: Stage, *, steps: int) -> Sample:
         """So many timed steps of a stage, after the warm-up.
@@ -93,32 +113,30 @@ class Bench:
             self._measure_step(steps - WARM_STEPS)
 
     def _measure_local(self, stage: Stage, steps: int) -> Sample:
-        flag = self._flags[stage]
+        flag = self._local.flag(stage == "barrier")
+        first, batches, valid = self._local_arguments()
 
         def step(state: Any, batch: Any) -> tuple[Any, Any]:
-            return self._local_call(state, batch, self._local_valid, flag)
+            return self._local_call(state, batch, valid, flag)
 
-        taken = drive(step, self._local_state, batches=_cycled(self._local_batches, steps))
-        self._local_state = taken.state
-        return Sample(taken.step_s)
+        return Sample(drive(step, first, batches=_cycled(batches, steps)).step_s)
 
     def _measure_step(self, steps: int) -> Sample:
         def step(state: Any, batch: PlacedBatch) -> tuple[Any, Any]:
             state, metrics = self._call(state, batch.data, batch.valid)
             return state, metrics.values
 
-        taken = drive(step, self._state, batches=_cycled(self._resident, steps))
-        self._state = taken.state
-        return Sample(taken.step_s)
+        batches = [self._placer.train_batch(host) for host in self._resident]
+        return Sample(drive(step, self._first_state(), batches=_cycled(batches, steps)).step_s)
+
+    def _first_state(self) -> TrainState:
+        return self._trainer.place(self._first)
 
     def _host_batches(self, count: int) -> Iterator[HostBatch]:
         subject = self.subject
         options = DataOptions(self._batch, count, None, subject.shuffle, subject.seed, "drop", subject.prefetch)
         reading = Reading(subject.parallel.accumulation, self._placer.share)
         return plan_run(self._data, options, reading=reading, start=Start(0)).host_batches
-
-    def _placed(self, count: int) -> Iterator[PlacedBatch]:
-        return (self._placer.train_batch(host) for host in self._host_batches(count))
 
     def _measure_feed(self, steps: int) -> Sample:
         """The loop of a user around the compiled step, with the counters of what is on its way."""
@@ -136,7 +154,7 @@ class Bench:
             in_flight.popleft()
             counter.finished()
 
-        state, wait_s = self._state, 0.0
+        state, wait_s = self._first_state(), 0.0
         with Feed(self._host_batches(steps + WARM_STEPS), place, depth=self.subject.prefetch) as feed:
             for batch in feed:
                 in_hand.append(batch)
@@ -149,23 +167,36 @@ class Bench:
                     finish()
             while in_flight:
                 finish()
-        self._state = state
         flow = counter.flow()
         return Sample(flow.step_s, wait_s / steps, flow)
 
     def _measure_fit(self, steps: int) -> Sample:
         """`Trainer.fit` as a user calls it, with a run folder; timed from step to step by a callback."""
-        subject, marks = self.subject, FitMarks(self._noise, rows=self._batch)
+        marks = FitMarks()
+        self._fit(self._first_state(), steps + WARM_STEPS, callback=marks)
+        return marks.sample()
+
+    def noise(self, *, steps: int = NOISE_STEPS) -> Noise:
+        """The gradient noise scale over the first steps from a new state, each with rows that the last had not.
+
+        As `paceline train --noise-scale` measures it; nothing is timed.
+
+        Raises: as `measure`.
+        """
+        marks = NoiseMarks(rows=self._batch)
+        self._fit(self._trainer.init(seed=self.subject.seed), steps, callback=marks)
+        return marks.noise()
+
+    def _fit(self, state: TrainState, steps: int, *, callback: Callable[[int, dict[str, float]], None]) -> None:
+        subject = self.subject
         with tempfile.TemporaryDirectory(prefix="paceline-scale-") as folder:
             try:
-                self._state, _ = self._trainer.fit(
-                    self._state, self._data, batch=self._batch, steps=steps + WARM_STEPS, shuffle=subject.shuffle,
-                    seed=subject.seed, prefetch=subject.prefetch, audit_every=0, callbacks=[marks],
-                    run=Path(folder) / "run",
+                self._trainer.fit(
+                    state, self._data, batch=self._batch, steps=steps, shuffle=subject.shuffle, seed=subject.seed,
+                    prefetch=subject.prefetch, audit_every=0, callbacks=[callback], run=Path(folder) / "run",
                 )  # fmt: skip
             except (Interrupted, Terminated) as ended:
                 raise KeyboardInterrupt from ended
-        return marks.sample()
 
 
 class FlowCounter:
@@ -223,15 +254,9 @@ class FlowCounter:
 
 
 class FitMarks:
-    """A callback of `Trainer.fit` that notes when the warm-up and the last step ended, and the waits in between.
+    """A callback of `Trainer.fit` that notes when the warm-up and the last step ended, and the waits in between."""
 
-    Args:
-      noise: takes in what each step says of the gradient noise, if it does.
-      rows: of the global batch.
-    """
-
-    def __init__(self, noise: NoiseScale, *, rows: int) -> None:
-        self._noise, self._rows = noise, rows
+    def __init__(self) -> None:
         self._steps = 0
         self._start_s = self._last_s = 0.0
         self._wait_s = 0.0
@@ -244,26 +269,42 @@ class FitMarks:
             self._start_s = self._last_s
         elif self._steps > WARM_STEPS:
             self._wait_s += values[INPUT_WAIT_S.key]
-        if "train/local_gradient_norm" in values:
-            small, big = values["train/local_gradient_norm"] ** 2, values["train/gradient_norm"] ** 2
-            small_rows = self._rows / max(values["train/gradient_devices"], 1)
-            self._noise.update(small, big, small_rows=small_rows, big_rows=self._rows)
 
     def sample(self) -> Sample:
         """Of the steps behind the warm-up."""
-        steps, known = self._steps - WARM_STEPS, self._noise.estimate
-        return Sample(
-            (self._last_s - self._start_s) / steps,
-            self._wait_s / steps,
-            noise_rows=None if known is None else known.rows,
-            noise_unknown=self._noise.why_unknown if known is None else "",
-        )
+        steps = self._steps - WARM_STEPS
+        return Sample((self._last_s - self._start_s) / steps, self._wait_s / steps)
+
+
+class NoiseMarks:
+    """A callback of `Trainer.fit` that takes in what each step says of the gradient noise.
+
+    Args:
+      rows: of the global batch.
+    """
+
+    def __init__(self, *, rows: int) -> None:
+        self._scale, self._rows = NoiseScale(), rows
+
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        del step
+        if "train/local_gradient_norm" in values:
+            small, big = values["train/local_gradient_norm"] ** 2, values["train/gradient_norm"] ** 2
+            small_rows = self._rows / max(values["train/gradient_devices"], 1)
+            self._scale.update(small, big, small_rows=small_rows, big_rows=self._rows)
+
+    def noise(self) -> Noise:
+        """What was seen."""
+        known, steps = self._scale.estimate, self._scale.steps
+        if known is None:
+            return Noise(None, self._scale.why_unknown, steps=steps)
+        return Noise(known.rows, relative_error=known.relative_error, steps=steps)
+
+
+def on_host(state: TrainState) -> TrainState:
+    """A state without device axis, copied whole to the host; the step may then take the memory of the original."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if is_key(leaf) else np.array(leaf), state)
 
 
 def _cycled(batches: Sequence[Any], steps: int) -> Iterator[Any]:
     return itertools.islice(itertools.cycle(batches), steps + WARM_STEPS)
-
-
-def _of_one_device(parallel: Parallel) -> Parallel:
-    """What shapes the state: precision (loss scale) and moving average."""
-    return Parallel(precision=parallel.precision, ema_decay=parallel.ema_decay)

@@ -1,8 +1,8 @@
 """From times to what they mean: throughput, efficiency, the waterfall, Little's law.
 
 Owns: the arithmetic, with intervals.
-Not here: measuring (`rounds`), words and figures (`report`, `figure`).
-Invariant: the terms of a waterfall add up to 100 - E_K exactly; the last one, ``rest``, is what the others leave.
+Not here: measuring (`rounds`), words and figures (`result`, `figure`).
+Invariant: the terms of a waterfall add up to 100 - E_K exactly; the last one is what the others leave.
 
 Source of S_K, E_K and of weak and strong scaling: Gustafson, "Reevaluating Amdahl's law", 1988 (weak); Amdahl 1967
 (strong). With d_K the time of a step of the training loop on K devices, I_K the time that K perfect devices would take,
@@ -30,8 +30,14 @@ TERMS = {
     "input": "waiting for batches",
     "host": "the loop in Python",
     "rest": "the rest",
+    "step": "the step itself, not split further",
+    "feed": "the feed, on cores that it shares with the compute",
 }
-"""Where throughput goes, in the order of the stages."""
+"""Where throughput goes. ``step`` stands in place of the first three where the truncated step was not measured, and
+``feed`` in place of ``input`` and ``rest`` on simulated devices: there a step that waits for a batch leaves the feed a
+core, and one that does not is slower for it, so that the two would cancel."""
+
+_REMAINDERS = ("rest", "feed")
 
 LITTLE_TOLERANCE = 0.1
 """Share by which rows counted and L x T may differ. The feed's thread may lose the core between the stamp of a batch
@@ -56,29 +62,48 @@ class Waterfall:
     """Where the throughput between 100 % and E_K went.
 
     Args:
-      terms: by the names of `TERMS`, in percent points of K S_1; negative where K devices did better.
+      terms: some of the names of `TERMS`, in percent points of K S_1; negative where K devices did better.
       efficiency: E_K in percent: 100 less all terms.
     """
 
     terms: Mapping[str, Interval]
     efficiency: float
 
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether the rest is larger than every term that has a name."""
+        named = [abs(term.value) for name, term in self.terms.items() if name not in _REMAINDERS]
+        return "rest" in self.terms and abs(self.terms["rest"].value) > max(named)
 
-def waterfall(single: StageSamples, several: StageSamples, *, one: Setting, many: Setting) -> Waterfall:
+
+def waterfall(
+    single: StageSamples, several: StageSamples, *, one: Setting, many: Setting, shares_cores: bool = False
+) -> Waterfall:
     """The terms, each the median over the rounds.
 
     Args:
       single: of one device; it has no stage ``barrier``, since it waits for no other.
+      shares_cores: the feed runs on the cores that compute, so what it costs is one term.
     """
     share = many.batch / many.devices / one.batch  # of the rows of one device that each of K has
-    by_round = [_terms(_round(single, number), _round(several, number), share) for number in range(_rounds(several))]
-    terms = {name: median_interval([terms[name] for terms in by_round]) for name in TERMS}
+    by_round = [
+        _joined(_terms(_round(single, number), _round(several, number), share), shares_cores)
+        for number in range(_rounds(several))
+    ]
+    terms = {name: median_interval([terms[name] for terms in by_round]) for name in by_round[0]}
     percent = 100 * efficiency(single, several, one=one, many=many).value
-    rest = 100 - percent - sum(terms[name].value for name in TERMS if name != "rest")
-    shift = rest - terms["rest"].value  # medians of terms do not add up as the terms do
-    low, high = terms["rest"].low + shift, terms["rest"].high + shift
-    terms["rest"] = Interval(rest, low, high, terms["rest"].coverage)
+    (last,) = (name for name in terms if name in _REMAINDERS)
+    left = 100 - percent - sum(term.value for name, term in terms.items() if name != last)
+    shift = left - terms[last].value  # medians of terms do not add up as the terms do
+    terms[last] = Interval(left, terms[last].low + shift, terms[last].high + shift, terms[last].coverage)
     return Waterfall(terms, percent)
+
+
+def _joined(terms: Mapping[str, float], shares_cores: bool) -> dict[str, float]:
+    if not shares_cores:
+        return dict(terms)
+    apart = {name: value for name, value in terms.items() if name not in ("input", "rest")}
+    return apart | {"feed": terms["input"] + terms["rest"]}
 
 
 def _rounds(stages: StageSamples) -> int:
@@ -87,7 +112,9 @@ def _rounds(stages: StageSamples) -> int:
 
 def _round(stages: StageSamples, number: int) -> dict[str, float]:
     times = {str(stage): samples[number].step_s for stage, samples in stages.items()}
-    return {"barrier": times["local"], "wait": stages["feed"][number].wait_s} | times
+    if "local" in times:
+        times.setdefault("barrier", times["local"])
+    return {"wait": stages["feed"][number].wait_s} | times
 
 
 def _terms(one: Mapping[str, float], many: Mapping[str, float], share: float) -> dict[str, float]:
@@ -97,13 +124,15 @@ def _terms(one: Mapping[str, float], many: Mapping[str, float], share: float) ->
         parts = [times[outer] - (0.0 if inner is None else times[inner]) for times in (many, one)]
         return 100 * (parts[0] - share * parts[1]) / many["fit"]
 
-    terms = {
-        "compute": added("local"),
-        "stragglers": added("barrier", "local"),
-        "communication": added("step", "barrier"),
-        "input": added("wait"),
-        "host": added("fit", "feed"),
-    }
+    if "local" in many:
+        terms = {
+            "compute": added("local"),
+            "stragglers": added("barrier", "local"),
+            "communication": added("step", "barrier"),
+        }
+    else:
+        terms = {"step": added("step")}
+    terms |= {"input": added("wait"), "host": added("fit", "feed")}
     return terms | {"rest": added("feed", "step") - terms["input"]}
 
 

@@ -7,17 +7,17 @@ Invariant: a point without a claimed efficiency stands in the first panel, hollo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.base.errors import OptionError
+from paceline.base.errors import OptionError, PacelineError
 from paceline.base.units import format_count, format_percent
-from paceline.measure.scale.efficiency import TERMS
 from paceline.measure.scale.load import BUSY
-from paceline.measure.scale.result import Point, ScaleResult, Scaling, mode_words, points_text
+from paceline.measure.scale.result import Point, ScaleResult, Scaling, mode_words, planned_text, points_text
 
 ENDINGS = (".png", ".svg")
 
@@ -29,7 +29,13 @@ _SHORT = {
     "input": "input\nwait",
     "host": "host",
     "rest": "rest",
+    "step": "the step",
+    "feed": "feed",
 }
+
+
+class FigureError(PacelineError):
+    """A figure that could not be drawn; what was measured is not lost."""
 
 
 def check_figure(path: str, *, flag: str, endings: Sequence[str] = ENDINGS) -> None:
@@ -59,9 +65,24 @@ def check_figure(path: str, *, flag: str, endings: Sequence[str] = ENDINGS) -> N
         )
 
 
+@contextlib.contextmanager
+def drawing(path: str) -> Iterator[None]:
+    """Raise FigureError for whatever the drawing of a file raises: it takes names of the user, and foreign code."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise FigureError(
+            what=f"{path} could not be drawn: {type(error).__name__}: {first}",
+            why="that file is missing; all else was printed and written",
+            fix="read the numbers from the text, or from --json FILE; check the disk, or pip install -U matplotlib",
+        ) from error
+
+
 def write_figure(result: ScaleResult, path: str) -> None:
-    """Draw into a file; its ending says the format."""
-    _figure(result).savefig(path, dpi=150)
+    """Draw into a file; its ending says the format. Raises: FigureError."""
+    with drawing(path):
+        _figure(result).savefig(path, dpi=150)
 
 
 def figure_svg(result: ScaleResult) -> str:
@@ -82,13 +103,14 @@ def _figure(result: ScaleResult) -> Any:
     figure = Figure(figsize=(14, 0.9 + 3.9 * rows), layout="constrained")
     load = result.other_load
     busy = "" if load is None or load < BUSY else f"; other programs used {format_percent(load)} of the cores meanwhile"
-    figure.suptitle(f"{result.task} on {result.platform}{busy}", fontsize=13)
+    figure.suptitle(f"{result.task} on {result.platform}{busy}", fontsize=13, parse_math=False)
+    planned = "predicted" if result.plan is None else planned_text(result.plan.machine)
     parts = figure.subfigures(rows, 1, squeeze=False)
     for part, scaling in zip(parts[:, 0], result.scalings, strict=True):
         part.suptitle(mode_words(scaling), fontsize=11, color=_GREY)
         left, middle, right = part.subplots(1, 3, width_ratios=(1, 1, 1.5))
-        _throughput_panel(left, scaling)
-        _efficiency_panel(middle, scaling)
+        _throughput_panel(left, scaling, planned)
+        _efficiency_panel(middle, scaling, planned)
         _waterfall_panel(right, scaling)
     return figure
 
@@ -119,7 +141,13 @@ def _bars(points: Sequence[Point], choose: Callable[[Point], Any], *, factor: in
     return {"x": [point.setting.devices for point in points], "y": values, "yerr": [low, high]}
 
 
-def _throughput_panel(axes: Any, scaling: Scaling) -> None:
+def _legend(axes: Any, place: str) -> None:
+    """With names of the user's in it as they are: ``$`` begins no formula."""
+    for text in axes.legend(fontsize=8, frameon=False, loc=place).get_texts():
+        text.set_parse_math(False)
+
+
+def _throughput_panel(axes: Any, scaling: Scaling, planned_as: str) -> None:
     points = scaling.points
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -136,16 +164,16 @@ def _throughput_panel(axes: Any, scaling: Scaling) -> None:
         axes.errorbar(**_bars(rest, lambda point: point.samples_per_s), **hollow, label="devices share cores")
     planned = [(p.setting.devices, p.predicted.samples_per_s) for p in points if p.predicted is not None]
     if planned:
-        axes.plot(*zip(*planned, strict=True), "x", color=_ORANGE, markersize=8, markeredgewidth=2, label="predicted")
+        axes.plot(*zip(*planned, strict=True), "x", color=_ORANGE, markersize=8, markeredgewidth=2, label=planned_as)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:.2g}")
     _device_axis(axes, points)
-    axes.legend(fontsize=8, frameon=False, loc="upper left")
+    _legend(axes, "upper left")
 
 
-def _efficiency_panel(axes: Any, scaling: Scaling) -> None:
+def _efficiency_panel(axes: Any, scaling: Scaling, planned_as: str) -> None:
     _style(axes, "efficiency E_K, %")
     points = [point for point in scaling.points if point.efficiency is not None]
     axes.axhline(100, linestyle="--", color=_GREY, linewidth=1.2)
@@ -156,22 +184,28 @@ def _efficiency_panel(axes: Any, scaling: Scaling) -> None:
             axes.annotate(f"{value:.1f} %", (count, value), xytext=(8, 6), textcoords="offset points", fontsize=9)
     planned = [point for point in points if point.predicted is not None and point.predicted.efficiency is not None]
     if planned:
-        _predicted_shares(axes, planned)
+        _predicted_shares(axes, planned, planned_as)
     low, high = axes.dataLim.intervaly
     axes.set_ylim(max(0, min(80, low - 5)), max(105, high + 3))
     _device_axis(axes, scaling.points)
+    across = axes.get_xaxis_transform()
+    for point in scaling.points:
+        if point.efficiency is None:
+            axes.axvline(point.setting.devices, linestyle=":", color=_GREY, linewidth=1)
+            axes.text(point.setting.devices, 0.5, " not claimed", transform=across, rotation=90, ha="right",
+                      va="center", fontsize=8, color=_GREY)  # fmt: skip
 
 
-def _predicted_shares(axes: Any, points: Sequence[Point]) -> None:
+def _predicted_shares(axes: Any, points: Sequence[Point], planned_as: str) -> None:
     """With the interval of the plan, a little to the side of what was measured."""
     for number, point in enumerate(points):
         plan = point.predicted
         assert plan is not None and plan.efficiency is not None, "chosen so"
-        place, label = 0.94 * point.setting.devices, "predicted" if number == 0 else None
-        ends = (plan.efficiency_low or plan.efficiency, plan.efficiency_high or plan.efficiency)
+        place, label = 0.94 * point.setting.devices, planned_as if number == 0 else None
+        ends = [plan.efficiency if end is None else end for end in (plan.efficiency_low, plan.efficiency_high)]
         axes.plot([place, place], [100 * end for end in ends], color=_ORANGE, linewidth=1.2)
         axes.plot(place, 100 * plan.efficiency, "x", color=_ORANGE, markersize=8, markeredgewidth=2, label=label)
-    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    _legend(axes, "lower left")
 
 
 def _waterfall_panel(axes: Any, scaling: Scaling) -> None:
@@ -185,11 +219,12 @@ def _waterfall_panel(axes: Any, scaling: Scaling) -> None:
     assert point.waterfall is not None, "chosen so"
     _style(axes, f"from 100 % to E_K on {format_count(point.setting.devices, 'device')}, percent points")
     tops = [100.0]
-    for name in TERMS:
-        tops.append(tops[-1] - point.waterfall.terms[name].value)
+    terms = point.waterfall.terms
+    for term in terms.values():
+        tops.append(tops[-1] - term.value)
     axes.bar(0, 100, color=_GREY, width=0.7)
-    for place, name in enumerate(TERMS, start=1):
-        lost = point.waterfall.terms[name].value
+    for place, term in enumerate(terms.values(), start=1):
+        lost = term.value
         colour = _RED if lost > 0 else _GREEN
         axes.bar(place, lost, bottom=tops[place], color=colour, width=0.7)
         axes.plot([place - 1.35, place + 0.35], [tops[place - 1]] * 2, color=_GREY, linewidth=0.8)
@@ -197,11 +232,10 @@ def _waterfall_panel(axes: Any, scaling: Scaling) -> None:
         axes.annotate(
             points_text(lost), (place, height), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9
         )
-    axes.bar(len(TERMS) + 1, tops[-1], color=_BLUE, width=0.7)
-    for place, value in ((0, 100.0), (len(TERMS) + 1, tops[-1])):
+    axes.bar(len(terms) + 1, tops[-1], color=_BLUE, width=0.7)
+    for place, value in ((0, 100.0), (len(terms) + 1, tops[-1])):
         axes.annotate(
             f"{value:.1f}", (place, value), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9
         )
-    axes.set_xticks(range(len(TERMS) + 2), ["ideal", *_SHORT.values(), "E_K"], fontsize=8)
-    room = max(tops) - min(tops)
-    axes.set_ylim(max(0, min(tops) - max(5, 0.6 * room)), max(tops) + max(2, 0.15 * room))
+    axes.set_xticks(range(len(terms) + 2), ["ideal", *(_SHORT[name] for name in terms), "E_K"], fontsize=8)
+    axes.set_ylim(min(0, 1.1 * min(tops)), 1.1 * max(tops))  # from 0: the areas of bars are compared

@@ -46,12 +46,12 @@ class LocalStep:
         self._mesh = Mesh(np.asarray(devices), (_AXIS,), axis_types=(AxisType.Auto,))
         self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
         self._num_devices = len(devices)
+        self._copies = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=self._split)
 
     def state(self, single: TrainState) -> Any:
         """A copy of a state of one device for each device."""
         placed = jax.device_put(single, NamedSharding(self._mesh, PartitionSpec()))
-        program = jax.jit(add_device_axis, static_argnames="num_devices", out_shardings=self._split)
-        return program(placed, num_devices=self._num_devices)
+        return self._copies(placed, num_devices=self._num_devices)
 
     def batch(self, placed: Any) -> Any:
         """A batch split over the devices, as this program takes it."""

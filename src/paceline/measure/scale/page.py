@@ -13,17 +13,22 @@ from pathlib import Path
 
 from paceline.base.units import format_duration, format_rate
 from paceline.measure.scale.efficiency import TERMS
-from paceline.measure.scale.figure import figure_svg
+from paceline.measure.scale.figure import drawing, figure_svg
 from paceline.measure.scale.result import (
+    UNEXPLAINED,
     Point,
     ScaleResult,
     Scaling,
+    coverage_text,
     format_interval,
     mode_words,
+    noise_text,
     percent_text,
+    planned_text,
     points_text,
     predicted_text,
-    two_numbers_text,
+    trace_lines,
+    useful_lines,
 )
 from paceline.measure.scale.subject import STAGES
 
@@ -39,51 +44,65 @@ caption { text-align: left; color: #5d6470; padding-bottom: 0.3em; }
 
 
 def write_page(result: ScaleResult, path: str) -> None:
-    """Write the page."""
-    Path(path).write_text(page(result), encoding="utf-8")
+    """Write the page. Raises: FigureError."""
+    with drawing(path):
+        Path(path).write_text(page(result), encoding="utf-8")
 
 
 def page(result: ScaleResult) -> str:
     """The page as text."""
     title = escape(f"{result.task}: scaling on {result.platform}")
+    plan = result.plan
+    conditions = (*result.conditions, *(() if plan is None else plan.notes))
+    predicted = "predicted" if plan is None else planned_text(plan.machine)
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head><body>',
         f"<h1>{title}</h1>",
-        "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in result.conditions) + "</ul>",
+        "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in conditions) + "</ul>",
         figure_svg(result),
-        *(part for scaling in result.scalings for part in _scaling(scaling)),
+        *(part for scaling in result.scalings for part in _scaling(scaling, predicted)),
     ]
+    if result.noise is not None:
+        parts.append(f"<p>{escape(noise_text(result.noise))}</p>")
+    if result.traces:
+        parts += ["<h2>Profiler</h2>", f"<pre>{escape(chr(10).join(trace_lines(result.traces)))}</pre>"]
     if result.network_lines:
         parts += ["<h2>Collectives</h2>", f"<pre>{escape(chr(10).join(result.network_lines))}</pre>"]
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _scaling(scaling: Scaling) -> Iterable[str]:
+def _scaling(scaling: Scaling, predicted: str) -> Iterable[str]:
     yield f"<h2>{escape(mode_words(scaling))}</h2>"
-    yield _table("throughput and efficiency", ["K", "batch", "S_K, samples/s", "E_K", "predicted"], [
+    caption = f"throughput and efficiency (in brackets: {coverage_text(scaling)})"
+    yield _table(caption, ["K", "batch", "S_K, samples/s", "E_K", predicted], [
         [str(p.setting.devices), f"{p.setting.batch:,}", format_interval(p.samples_per_s, _rate), _share(p),
          "" if p.predicted is None else predicted_text(p.predicted)]
         for p in scaling.points
     ])  # fmt: skip
     shown = [point for point in scaling.points if point.waterfall is not None]
-    if shown:
+    falls = [point.waterfall for point in shown if point.waterfall is not None]
+    if falls:
         yield _table(
             "from 100 % to E_K, percent points of K S_1",
             ["", *(f"{point.setting.devices} devices" for point in shown)],
-            [[words, *(_term(point, name) for point in shown)] for name, words in TERMS.items()],
+            [[TERMS[name], *(_term(point, name) for point in shown)] for name in falls[0].terms],
         )
+        if any(fall.is_unexplained for fall in falls):
+            yield f"<p>{escape(UNEXPLAINED)}</p>"
     yield _table(
         "a step by stage", ["K", *STAGES],
         [[str(p.setting.devices), *(_stage(p, stage) for stage in STAGES)] for p in scaling.points],
     )  # fmt: skip
-    yield _table("rows in flight: L x T against the count", ["K", "L", "T", "L x T, rows", "counted, rows", ""], [
+    caption = "rows in flight: L x T against the count, medians of the stage feed"
+    yield _table(caption, ["K", "L", "T", "L x T, rows", "counted, rows", ""], [
         [str(p.setting.devices), format_duration(p.flow.latency_s), format_rate(p.flow.samples_per_s),
          f"{p.flow.rows:,.0f}", f"{p.flow.counted_rows:,.0f}", "agrees" if p.flow.agrees else "DISAGREES"]
         for p in scaling.points
     ])  # fmt: skip
     if scaling.useful is not None:
-        yield "<ul>" + "".join(f"<li>{escape(two_numbers_text(n))}</li>" for n in scaling.useful.curve) + "</ul>"
+        yield "<p>time to a loss, against one device</p>"
+        yield "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in useful_lines(scaling.useful)) + "</ul>"
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.base.units import format_count, format_duration, format_percent, format_rate
-from paceline.insight.noise import TwoNumbers, UsefulDevices, useful_devices
+from paceline.insight.noise import TwoNumbers, format_rows
 from paceline.measure.scale.efficiency import (
     TERMS,
     LittlesLaw,
@@ -23,10 +23,11 @@ from paceline.measure.scale.efficiency import (
     throughput,
     waterfall,
 )
-from paceline.measure.scale.prediction import Prediction
+from paceline.measure.scale.prediction import Planned, Prediction
 from paceline.measure.scale.rounds import Measurements, Setting
-from paceline.measure.scale.subject import Mode
+from paceline.measure.scale.subject import Mode, Noise
 from paceline.measure.scale.trace import DeviceTimes
+from paceline.measure.scale.useful import TimeToLoss, time_to_loss, verdict
 from paceline.measure.timing import Interval, median_interval
 
 
@@ -68,20 +69,20 @@ class Scaling:
 
     mode: Mode
     points: tuple[Point, ...]
-    useful: UsefulDevices | None = None
+    useful: TimeToLoss | None = None
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The gradient noise scale during the measurement.
+class PlanNotes:
+    """The plan that stands beside.
 
     Args:
-      rows: of it; None if it is unknown.
-      why_unknown: why.
+      machine: that it is for.
+      notes: how it differs from what was measured, as sentences.
     """
 
-    rows: float | None
-    why_unknown: str = ""
+    machine: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class ScaleResult:
       traces: times by device from the profiler, by K.
       network: curves of collectives, as `insight.network` writes them.
       network_lines: the same for people.
+      plan: None if none was given.
     """
 
     task: str
@@ -113,6 +115,7 @@ class ScaleResult:
     network: Mapping[str, Any] | None = None
     network_lines: tuple[str, ...] = ()
     other_load: float | None = None
+    plan: PlanNotes | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data; the keys are documented in docs/scale.md."""
@@ -126,12 +129,15 @@ class ScaleResult:
         """The report as people read it."""
         lines = [f"{self.task}: scaling measured on {self.platform}"]
         lines += [f"  {text}" for text in self.conditions]
+        machine = None if self.plan is None else self.plan.machine
+        if self.plan is not None:
+            lines += [f"  {text}" for text in self.plan.notes]
         for scaling in self.scalings:
-            lines += ["", *_scaling_lines(scaling)]
-        if self.noise is not None and self.noise.rows is None:
-            lines += ["", f"statistical efficiency: unknown, {self.noise.why_unknown}"]
+            lines += ["", *_scaling_lines(scaling, machine)]
+        if self.noise is not None:
+            lines += ["", noise_text(self.noise)]
         if self.traces:
-            lines += ["", *_trace_lines(self.traces)]
+            lines += ["", *trace_lines(self.traces)]
         if self.network_lines:
             lines += ["", *self.network_lines]
         return lines
@@ -139,44 +145,46 @@ class ScaleResult:
 
 def make_scaling(
     mode: Mode, settings: Sequence[Setting], *, measured: Measurements, not_claimed: Callable[[int], str | None],
-    predicted: Mapping[int, Prediction], noise_rows: float | None,
+    planned: Planned | None, noise_rows: float | None, shares_cores: bool = False,
 ) -> Scaling:  # fmt: skip
-    """One mode, from the measurements of its settings; the first is one device."""
+    """One mode, from the measurements of its settings; the first is one device.
+
+    Args:
+      shares_cores: the feed runs on the cores that compute.
+    """
     points = tuple(
-        _point(setting, settings[0], measured, not_claimed(setting.devices), predicted.get(setting.devices))
+        _point(setting, settings[0], measured, not_claimed(setting.devices), planned, shares_cores)
         for setting in settings
     )
-    return Scaling(mode, points, _useful(points, noise_rows))
+    return Scaling(mode, points, _useful(points, measured, noise_rows))
 
 
 def _point(
-    setting: Setting, one: Setting, measured: Measurements, reason: str | None, predicted: Prediction | None
-) -> Point:
+    setting: Setting, one: Setting, measured: Measurements, reason: str | None, planned: Planned | None,
+    shares_cores: bool,
+) -> Point:  # fmt: skip
     stages = measured[setting]
-    claimed = reason is None
-    several = setting.devices > 1
+    several = reason is None and setting.devices > 1
     return Point(
         setting=setting,
         samples_per_s=throughput(stages["fit"], batch=setting.batch),
         step_s={stage: median_interval([sample.step_s for sample in samples]) for stage, samples in stages.items()},
-        efficiency=efficiency(measured[one], stages, one=one, many=setting) if claimed else None,
+        efficiency=efficiency(measured[one], stages, one=one, many=setting) if reason is None else None,
         not_claimed=reason,
-        waterfall=waterfall(measured[one], stages, one=one, many=setting) if claimed and several else None,
+        waterfall=waterfall(measured[one], stages, one=one, many=setting, shares_cores=shares_cores)
+        if several
+        else None,
         flow=littles_law([sample.flow for sample in stages["feed"] if sample.flow is not None], batch=setting.batch),
-        predicted=predicted,
+        predicted=None if planned is None else planned.at(setting),
     )
 
 
-def _useful(points: Sequence[Point], noise_rows: float | None) -> UsefulDevices | None:
-    claimed = {point.setting.devices: point for point in points if point.not_claimed is None}
+def _useful(points: Sequence[Point], measured: Measurements, noise_rows: float | None) -> TimeToLoss | None:
+    claimed = {point.setting: point.efficiency.value for point in points if point.efficiency is not None}
     if noise_rows is None or len(claimed) < 2:
         return None
-    return useful_devices(
-        lambda count: claimed[count].samples_per_s.value,
-        sorted(claimed),
-        batch=lambda count: claimed[count].setting.batch,
-        noise_scale=noise_rows,
-    )
+    fits = {setting: measured[setting]["fit"] for setting in claimed}
+    return time_to_loss(claimed, fits, single=points[0].samples_per_s.value, noise_rows=noise_rows)
 
 
 def _scaling_dict(scaling: Scaling) -> dict[str, Any]:
@@ -197,7 +205,12 @@ def _scaling_dict(scaling: Scaling) -> dict[str, Any]:
         for point in scaling.points
     ]  # fmt: skip
     useful = None if scaling.useful is None else dataclasses.asdict(scaling.useful)
+    if useful is not None and scaling.useful is not None:
+        useful["saved"] = [gain._asdict() for gain in scaling.useful.saved]
     return {"mode": scaling.mode, "points": points, "time_to_loss": useful}
+
+
+UNEXPLAINED = "the rest is larger than every term that has a name: these stages do not explain the loss"
 
 
 def format_interval(interval: Interval, text: Callable[[float], str]) -> str:
@@ -228,12 +241,21 @@ def mode_words(scaling: Scaling) -> str:
     return f"strong scaling: {format_count(last.batch, 'row')} shared by all devices"
 
 
-def _scaling_lines(scaling: Scaling) -> list[str]:
-    coverage = scaling.points[-1].samples_per_s.coverage
-    lines = [f"{mode_words(scaling)} (in brackets: {format_percent(coverage)} intervals of the median)"]
-    planned = any(point.predicted is not None for point in scaling.points)
+def coverage_text(scaling: Scaling) -> str:
+    """``96.1 % intervals of the median``."""
+    return f"{format_percent(scaling.points[-1].samples_per_s.coverage)} intervals of the median"
+
+
+def planned_text(machine: str) -> str:
+    """``predicted for 2 x A100 SXM 80 GB``."""
+    return f"predicted for {machine}"
+
+
+def _scaling_lines(scaling: Scaling, machine: str | None) -> list[str]:
+    lines = [f"{mode_words(scaling)} (in brackets: {coverage_text(scaling)})"]
+    planned = machine is not None and any(point.predicted is not None for point in scaling.points)
     head = f"  {'K':>4} {'batch':>7}  {'S_K, samples/s':<32} {'E_K':<26}"
-    lines.append(head + (f" {'predicted S_K, E_K':<32}" if planned else ""))
+    lines.append(head + f" {planned_text(machine or '')}: S_K, E_K" if planned else head.rstrip())
     lines += [_point_line(point, planned=planned) for point in scaling.points]
     lines += [
         f"  {format_count(point.setting.devices, 'device')}: no efficiency is claimed, {point.not_claimed}"
@@ -243,10 +265,10 @@ def _scaling_lines(scaling: Scaling) -> list[str]:
     for point in scaling.points:
         if point.waterfall is not None:
             lines += ["", *_waterfall_lines(point)]
-    lines += ["", "  rows in flight: L x T against the count (Little's law)"]
+    lines += ["", "  rows in flight: L x T against the count (Little's law), medians of the stage 'feed'"]
     lines += [_flow_line(point) for point in scaling.points]
     if scaling.useful is not None:
-        lines += ["", *_useful_lines(scaling.useful)]
+        lines += ["", "  time to a loss, against one device", *(f"    {text}" for text in useful_lines(scaling.useful))]
     return lines
 
 
@@ -274,11 +296,11 @@ def predicted_text(predicted: Prediction | None) -> str:
 def _waterfall_lines(point: Point) -> list[str]:
     assert point.waterfall is not None, "asked for where there is one"
     lines = [f"  {point.setting.devices} devices: from 100 % to {point.waterfall.efficiency:.1f} %, in percent points"]
-    for name, words in TERMS.items():
-        term = point.waterfall.terms[name]
+    for name, term in point.waterfall.terms.items():
+        words = TERMS[name]
         low, high = points_text(term.high), points_text(term.low)  # a loss is printed negative, so the ends change
-        lines.append(f"    {words:<36} {points_text(term.value):>6}   ({low} to {high})")
-    return lines
+        lines.append(f"    {words:<51} {points_text(term.value):>6}   ({low} to {high})")
+    return lines + ([f"    {UNEXPLAINED}"] if point.waterfall.is_unexplained else [])
 
 
 def _flow_line(point: Point) -> str:
@@ -286,7 +308,7 @@ def _flow_line(point: Point) -> str:
     verdict = "agrees" if flow.agrees else "DISAGREES: rows wait where nothing counts them, or the count is late"
     return (
         f"  {point.setting.devices:>4}  {format_duration(flow.latency_s)} x {format_rate(flow.samples_per_s)} "
-        f"= {format_count(round(flow.rows), 'row')}, counted {flow.counted_rows:,.0f} "
+        f"is about {format_count(round(flow.rows), 'row')}, counted {flow.counted_rows:,.0f} "
         f"({format_interval(flow.ratio, percent_text)}): {verdict}"
     )
 
@@ -299,15 +321,22 @@ def two_numbers_text(numbers: TwoNumbers) -> str:
     )
 
 
-def _useful_lines(useful: UsefulDevices) -> list[str]:
-    lines = ["  time to a loss, against one device"]
-    lines += [f"    {two_numbers_text(numbers)}, {numbers.speed_up:.2f} times as fast" for numbers in useful.curve]
-    if useful.is_end:
-        return [*lines, f"    up to {format_count(useful.devices, 'device')}, the most measured, each doubling pays"]
-    return [*lines, f"    beyond {format_count(useful.devices, 'device')} a doubling saves less than 5 % of the time"]
+def useful_lines(useful: TimeToLoss) -> list[str]:
+    """The two numbers of each K, and how far more devices help."""
+    lines = [f"{two_numbers_text(numbers)}, {numbers.speed_up:.2f} times as fast" for numbers in useful.curve]
+    return [*lines, verdict(useful)]
 
 
-def _trace_lines(traces: Mapping[int, Sequence[DeviceTimes]]) -> list[str]:
+def noise_text(noise: Noise) -> str:
+    """``gradient noise scale: 1,240 rows (± 12 %), over the first 100 steps``; or why it is unknown."""
+    if noise.rows is None:
+        return f"statistical efficiency: unknown, {noise.why_unknown}"
+    error = "" if noise.relative_error is None else f" (± {format_percent(noise.relative_error)})"
+    return f"gradient noise scale: {format_rows(noise.rows)}{error}, over the first {format_count(noise.steps, 'step')}"
+
+
+def trace_lines(traces: Mapping[int, Sequence[DeviceTimes]]) -> list[str]:
+    """Times of each device, from the profiler."""
     lines = ["from the profiler's trace, a step on each device"]
     for count, times in traces.items():
         if not times:

@@ -8,6 +8,7 @@ order that turns around from round to round; the first round counts for nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from paceline.measure.timing import WARM_STEPS, in_turn, steps_for
 LEAST_ROUNDS = 3
 _LEAST_STEPS = 4
 _PILOT_S = 0.2
+MOST_ROUNDS = 500
 _MOST_STEPS = 3000
 _UNCLAIMED_STAGES: tuple[Stage, ...] = ("feed", "fit")
 
@@ -74,8 +76,18 @@ def check_numbers(*, repeats: int, seconds: int | float) -> None:
             why="an interval needs several measurements",
             fix=f"use --repeats {LEAST_ROUNDS} or more (15 is the default)",
         )
-    if not seconds > 0:
-        raise OptionError(what=f"--seconds {seconds}", why="it is a time", fix="use --seconds 60, or another time")
+    if repeats > MOST_ROUNDS:
+        raise OptionError(
+            what=f"--repeats {repeats}",
+            why="each would be too short to be measured",
+            fix=f"use --repeats {MOST_ROUNDS} or fewer (15 is the default), and more --seconds for a narrower interval",
+        )
+    if not 0 < seconds < math.inf:
+        raise OptionError(
+            what=f"--seconds {seconds:g}",
+            why="it is the time that is shared by all measurements",
+            fix="use --seconds 60, or another time above 0",
+        )
 
 
 @dataclass
@@ -99,18 +111,25 @@ class Rounds:
     steps: dict[Setting, int] = field(default_factory=dict)
     rounds: int = 0
     compile_s: float = 0.0
+    no_local: str = ""
+    """Why the stages ``local`` and ``barrier`` are left out: where one setting lacks them, none is compared in them."""
 
     def stages(self, setting: Setting) -> tuple[Stage, ...]:
         """The stages in which a setting is measured; one device waits for no other."""
         if setting.devices in self.unclaimed:
             return _UNCLAIMED_STAGES
+        if self.no_local:
+            return tuple(stage for stage in STAGES if stage not in ("local", "barrier"))
         return tuple(stage for stage in STAGES if stage != "barrier" or setting.devices > 1)
 
     def prepare(self) -> None:
         """Compile everything, before anything is measured."""
         for setting in self.settings:
             self.say(f"compiling for {format_count(setting.devices, 'device')}, {format_count(setting.batch, 'row')}")
-            self.compile_s += self.stations[setting.devices].prepare(setting.batch)
+            prepared = self.stations[setting.devices].prepare(setting.batch)
+            self.compile_s += prepared.compile_s
+            if prepared.no_local and setting.devices not in self.unclaimed and not self.no_local:
+                self.no_local = f"{format_count(setting.devices, 'device')}: {prepared.no_local}"
 
     def measure(self, *, repeats: int, seconds: int | float) -> None:
         """So many rounds, or as many as the time allows, but `LEAST_ROUNDS`."""

@@ -7,12 +7,13 @@ Invariant: a process measures only when it is told to, and idles otherwise: one 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,9 +21,11 @@ import jax
 import msgspec
 
 from paceline.base.errors import PacelineError, ProcessError, error_from
+from paceline.engine.usercode import user_code
 from paceline.insight.network.measured import measure_network, network_lines
 from paceline.measure.scale.bench import Bench
-from paceline.measure.scale.subject import MakeSubject, Sample, Stage
+from paceline.measure.scale.memory import memory_told
+from paceline.measure.scale.subject import MakeSubject, Noise, Prepared, Sample, Stage
 from paceline.telemetry.document import plain
 
 
@@ -43,12 +46,16 @@ class Network:
 class Station(Protocol):
     """K devices that can be measured."""
 
-    def prepare(self, batch: int) -> float:
-        """Compile all programs for a global batch of so many rows; returns seconds."""
+    def prepare(self, batch: int) -> Prepared:
+        """Compile all programs for a global batch of so many rows."""
         ...
 
     def measure(self, batch: int, stage: Stage, *, steps: int) -> Sample:
         """One measurement of a stage."""
+        ...
+
+    def noise(self, batch: int) -> Noise:
+        """The gradient noise scale of the first steps."""
         ...
 
     def trace(self, batch: int, folder: str, *, steps: int) -> None:
@@ -65,25 +72,43 @@ class Station(Protocol):
 
 
 class HereStation:
-    """Devices of this process."""
+    """Devices of this process.
+
+    Raises: in its methods, TaskError: the user's data raised, with the line. MemoryFitError: it does not fit.
+    """
 
     def __init__(self, make_subject: MakeSubject, devices: Sequence[jax.Device]) -> None:
         self._make_subject, self._devices = make_subject, list(devices)
         self._benches: dict[int, Bench] = {}
 
-    def prepare(self, batch: int) -> float:
+    def prepare(self, batch: int) -> Prepared:
         """As `Station`."""
         start_s = time.perf_counter()
-        self._benches[batch] = Bench(self._make_subject, self._devices, batch=batch)
-        return time.perf_counter() - start_s
+        with self._told(batch):
+            made = self._benches[batch] = Bench(self._make_subject, self._devices, batch=batch)
+        return Prepared(time.perf_counter() - start_s, made.no_local)
 
     def measure(self, batch: int, stage: Stage, *, steps: int) -> Sample:
         """As `Station`."""
-        return self._benches[batch].measure(stage, steps=steps)
+        with self._told(batch):
+            return self._benches[batch].measure(stage, steps=steps)
+
+    def noise(self, batch: int) -> Noise:
+        """As `Station`."""
+        if len(self._devices) == 1:
+            return Noise(None, "it is told from gradients of several devices, and one was measured")
+        with self._told(batch):
+            return self._benches[batch].noise()
 
     def trace(self, batch: int, folder: str, *, steps: int) -> None:
         """As `Station`."""
-        self._benches[batch].trace(folder, steps=steps)
+        with self._told(batch):
+            self._benches[batch].trace(folder, steps=steps)
+
+    @contextlib.contextmanager
+    def _told(self, batch: int) -> Iterator[None]:
+        with user_code("the data of the run", when="to read rows"), memory_told(batch, devices=len(self._devices)):
+            yield
 
     def network(self) -> Network:
         """As `Station`."""
@@ -118,13 +143,17 @@ class ProcessStation:
         """Of the process."""
         return self._process.pid
 
-    def prepare(self, batch: int) -> float:
+    def prepare(self, batch: int) -> Prepared:
         """As `Station`."""
-        return float(self._ask("prepare", batch=batch))
+        return msgspec.convert(self._ask("prepare", batch=batch), Prepared)
 
     def measure(self, batch: int, stage: Stage, *, steps: int) -> Sample:
         """As `Station`."""
         return msgspec.convert(self._ask("measure", batch=batch, stage=stage, steps=steps), Sample)
+
+    def noise(self, batch: int) -> Noise:
+        """As `Station`."""
+        return msgspec.convert(self._ask("noise", batch=batch), Noise)
 
     def trace(self, batch: int, folder: str, *, steps: int) -> None:
         """As `Station`."""
@@ -177,13 +206,20 @@ def serve(station: Station, *, orders: Iterable[str], answer: Callable[[str], No
     """Do what each line of `orders` asks for, one `answer` for each; returns when there are no more."""
     for line in orders:
         order = json.loads(line)
+        said: dict[str, Any]
         try:
             value = getattr(station, order.pop("do"))(**order)
         except PacelineError as error:
-            said: dict[str, Any] = {"error": error.as_dict()}
+            said = {"error": error.as_dict()}
         except Exception as error:  # the command says that this process failed; the trace is for whoever mends it
             traceback.print_exc(file=sys.stderr)
             said = {"crash": f"{type(error).__name__}: {error}"}
         else:
             said = {"value": plain(value)}
         answer(json.dumps(said, allow_nan=False))
+
+
+def refuse(error: PacelineError, *, orders: Iterable[str], answer: Callable[[str], None]) -> None:
+    """Answer every order with the error that there is no station."""
+    for _ in orders:
+        answer(json.dumps({"error": error.as_dict()}))

@@ -6,13 +6,15 @@ Not here: the stages themselves (`bench`), how often they are measured (`rounds`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import optax
 
-from paceline.base.errors import DataError
+from paceline.base.errors import DataError, PacelineError
 from paceline.data.source import BatchStream, Source, as_source
 from paceline.engine.parallel import Parallel
 from paceline.engine.update import Schedule
@@ -66,6 +68,22 @@ class Subject:
         return source
 
 
+_REMAINDER = re.compile(r",? or (use )?--remainder \w+|\bwith --remainder \w+ ")
+_NO_REMAINDER = "give more rows, or a smaller --batch: the rows that fill no batch are left out here"
+
+
+@contextlib.contextmanager
+def own_options() -> Iterator[None]:
+    """Leave out, of errors raised inside, what names ``--remainder``: a run has that option, a measurement has not."""
+    try:
+        yield
+    except PacelineError as error:
+        error.fix, error.why = _REMAINDER.sub("", error.fix), _REMAINDER.sub("", error.why)
+        if "--remainder" in error.fix:
+            error.fix = _NO_REMAINDER
+        raise
+
+
 MakeSubject = Callable[[int], Subject]
 """The subject for a global batch of so many rows: a recipe may choose its schedule by the batch."""
 
@@ -93,12 +111,38 @@ class Sample:
       step_s: seconds a step, warm-up left out.
       wait_s: seconds a step that the devices waited for a batch, as the feed counts them.
       flow: of the stage ``feed`` only.
-      noise_rows: the gradient noise scale after this measurement, of the stage ``fit`` where the step measures it.
-      noise_unknown: why there is none.
     """
 
     step_s: float
     wait_s: float = 0.0
     flow: Flow | None = None
-    noise_rows: float | None = None
-    noise_unknown: str = ""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The gradient noise scale of the first steps.
+
+    Args:
+      rows: of it; None if it is unknown.
+      why_unknown: why.
+      relative_error: standard error, as a share of `rows`; None if it is unknown.
+      steps: that told something of it.
+    """
+
+    rows: float | None
+    why_unknown: str = ""
+    relative_error: float | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What compiling came to.
+
+    Args:
+      compile_s: seconds.
+      no_local: why the stages ``local`` and ``barrier`` cannot be measured; empty if they can.
+    """
+
+    compile_s: float
+    no_local: str = ""

@@ -25,7 +25,8 @@ class Memory:
       peak_bytes: of one device with them.
       limit_bytes: what a program may take; None if unknown.
       compiled: peak bytes of each number of rows that was compiled.
-      ended_by: what keeps the number from being larger: ``memory``, ``data``, ``time`` or ``nothing known``.
+      ended_by: what keeps the number from being larger: ``memory``, ``data``, ``time``, ``nothing known``, or
+        ``batch fixed``: no other number was looked at.
     """
 
     largest_rows: int | None
@@ -35,6 +36,9 @@ class Memory:
     ended_by: str = "memory"
 
     def __str__(self) -> str:
+        if self.ended_by == "batch fixed" and self.peak_bytes is not None:
+            of = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
+            return f"{format_bytes(self.peak_bytes)}{of} a device; the largest batch is not looked for, as it is fixed"
         if self.largest_rows is None or self.peak_bytes is None or self.limit_bytes is None:
             return "unknown: neither device nor compiler say how much there is; --memory-gb tells"
         reasons = {"data": ", all that the data has", "time": ", of those that there was time to compile"}

@@ -98,9 +98,11 @@ def tune(
     subject = make_subject(start.batch)
     rig = bench.rig(start)
     rig.plan(1)  # refuses rows that do not split before anything compiles
-    memory = find_memory(
-        rig, subject, limit=limit, deadline_s=begun_s + MEMORY_SHARE * options.seconds, clock=clock
-    )  # fmt: skip
+    if options.keep_training:
+        memory = start_memory(rig, limit=limit)
+    else:
+        deadline_s = begun_s + MEMORY_SHARE * options.seconds
+        memory = find_memory(rig, subject, limit=limit, deadline_s=deadline_s, clock=clock)
     heard.memory(memory)
     _check_start(bench, start, memory)
     best, trials = search(
@@ -164,6 +166,18 @@ def find_memory(
     except jax.errors.JaxRuntimeError as error:
         raise _cannot_run("does not compile", first_line(error)) from error
     return Memory(found.rows, found.peak_bytes, limit, found.compiled, "memory" if found.is_bounded else "data")
+
+
+def start_memory(rig: Rig, *, limit: int | None) -> Memory:
+    """What the start takes of a device: the only program to compile where the batch is fixed."""
+    try:
+        peak = rig.peak_bytes(rig.setting.batch)
+    except jax.errors.JaxRuntimeError as error:
+        raise _cannot_run("does not compile", first_line(error)) from error
+    if peak is None:
+        return Memory(None, None, limit, ended_by="nothing known")
+    rows = rig.setting.batch // rig.trainer.num_devices
+    return Memory(None, peak, limit, {rows: peak}, ended_by="batch fixed")
 
 
 class _NoAnalysis(Exception):
