@@ -212,3 +212,10 @@ def test_a_cast_leaves_everything_but_floats_alone():
     assert cast["f"].dtype == jnp.bfloat16
     assert all(cast[name] is tree[name] for name in "ibk")
     assert cast_floats(tree, "float32") is tree
+
+
+def test_a_python_number_is_a_parameter_like_any_other():
+    """``{"w": 1.0}`` from an init becomes a float32 scalar."""
+    params = master_params({"w": 1.0})
+    assert params["w"].dtype == jnp.float32
+    assert params["w"].shape == ()

@@ -79,7 +79,8 @@ def _master(name: str, leaf: Any) -> Any:
             why="only floating-point parameters have gradients",
             fix="keep it in the model state, or cast it to float32",
         )
-    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    array = leaf if hasattr(leaf, "astype") else jnp.asarray(leaf)  # a Python number is a parameter too
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def is_float(leaf: Any) -> bool:
