@@ -307,7 +307,7 @@ def test_the_place_says_what_stands_in(machine, monkeypatch):
 
 
 def test_products_of_a_narrow_precision_are_counted_as_such(programs):
-    """The CPU widens bfloat16 products to float32; the planned device would not."""
+    """The CPU widens bfloat16 products to float32, jax 0.12 only some of them; the planned device would widen none."""
     step = programs.one(Parallel("per_device", precision="bfloat16"), 64)
-    assert set(step.program.flops) == {"float32"}
+    assert "float32" in step.program.flops
     assert {dtype for work in step.timeline for dtype in getattr(work, "flops", {})} == {"bfloat16"}
