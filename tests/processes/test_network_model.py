@@ -92,14 +92,19 @@ MODELS = {1000: ["1024x2x512"], 100: ["256x4x1024", "256x4x4096", "512x4x1024"]}
 threads of two processes share two cores (docs/design/013-network.md)."""
 
 
-@pytest.fixture(scope="module", params=[1000, 100], ids="{}-mbit".format)
-def measured(request) -> tuple[int, list[dict], float]:
-    """Rate of the cable, the program's lines, and how free the cores were before and after."""
-    mbit = request.param
+@pytest.fixture(scope="module")
+def free_cores() -> None:
+    """Looked at once, before this file loads the machine itself."""
     if os.getloadavg()[0] > MOST_LOAD:
         pytest.skip(
             f"needs two free cores, and the load is {os.getloadavg()[0]:.1f}: times would say nothing of the cable"
         )
+
+
+@pytest.fixture(scope="module", params=[1000, 100], ids="{}-mbit".format)
+def measured(request, free_cores) -> tuple[int, list[dict], float]:
+    """Rate of the cable, the program's lines, and how free the cores were before and after."""
+    mbit = request.param
     before = share_of_cores()
     with two_namespaces() as network:
         network.bandwidth(mbit)
