@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -123,6 +124,7 @@ def _plan(arguments: list[str]) -> tuple[dict[str, Any], int]:
     cache = ProgramCache(default_folder()) if options.cache else None
     programs = Programs(work, place, devices=machine.num_devices, cache=cache, say=_say)
 
+    @functools.cache  # the way asked for is among those that are compared
     def planned(parallel: Parallel) -> Plan:
         return make_plan(programs, machine, parallel=parallel, ask=ask, notes=place.notes)
 

@@ -30,6 +30,14 @@ def test_a_compiled_number_of_rows_gives_the_compiled_timeline(rows):
     assert timeline_at(rows, first=(2, step(2)), second=(4, step(4))) == step(rows)
 
 
+def test_kernels_that_differ_in_their_number_alone_are_the_same():
+    """XLA numbers its instructions anew for each size: fusion.3 and fusion.12 are put on one line, their update too."""
+    first = (Work({"float32": 4.0}, 20.0, 1, "fusion.3"), Work({}, 50.0, 1, "update.1"))
+    second = (Work({"float32": 8.0}, 40.0, 1, "fusion.12"), Work({}, 50.0, 1, "update.7"))
+    made = timeline_at(3, first=(2, first), second=(4, second))
+    assert made == (Work({"float32": 6.0}, 30.0, 1, "fusion.3"), Work({}, 50.0, 1, "update.1"))
+
+
 def test_programs_with_other_kernels_are_scaled_as_a_whole():
     """One kernel with 12 flops and 320 bytes for 2 rows, two with 24 and 500 for 4: at 3 rows 18 and 410."""
     second = (Work({"bfloat16": 12.0}, 250.0), Work({"bfloat16": 12.0}, 250.0))

@@ -185,11 +185,11 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     quick = first.compiled.compile_s + second.compiled.compile_s < _QUICK_S
     largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
     measured_s = scale(first.timeline)
-    time = predict(first.timeline, machine, measured_step_s=measured_s, input_s=input_s(rows), update=update)
     curve = efficiency_curve(
         first.timeline, machine, counts=_counts(machine), measured_step_s=measured_s, input_s=input_s(rows),
         update=update,
     )  # fmt: skip
+    time = next(point for point in curve if point.devices == machine.num_devices)
 
     def efficiency(share: int) -> float:
         timeline = at(share)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from paceline.insight.model.batch import row_independent, scaled
 from paceline.insight.timeline import Event, Repeat, Timeline, Work
 
-_NUMBER = re.compile(r"[.\\d]+$")
+_NUMBER = re.compile(r"[.\d]+$")
 """What XLA adds to a name to make it unique."""
 
 
