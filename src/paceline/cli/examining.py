@@ -56,31 +56,15 @@ class DoctorOptions(RunOptions):
 
 
 @dataclass(frozen=True)
-class EnvironmentOptions:
+class EnvironmentOptions(Asked):
     """Options without a recipe or file.
 
     Args:
-      devices: number of devices (default: all that are visible).
-      simulate: simulate so many CPU devices on this machine.
-      processes: of a run on this machine.
-      coordinator: host:port of process 0.
-      num_processes: how many processes train together.
-      process_index: which of them this one is.
-      devices_per_process: GPUs of a process.
-      compilation_cache: folder that keeps compiled programs between runs.
       measure: run collectives on the devices.
       json: write the findings to this file as one JSON object.
       traceback: show Python's traceback for errors.
     """
 
-    devices: int | None = None
-    simulate: int | None = None
-    processes: int | None = None
-    coordinator: str | None = None
-    num_processes: int | None = None
-    process_index: int | None = None
-    devices_per_process: int | None = None
-    compilation_cache: str | None = None
     measure: bool = True
     json: str | None = None
     traceback: bool = False

@@ -13,11 +13,14 @@ class Asked:
     """The options of a run that its environment has to match; None where nothing is asked.
 
     Args:
-      devices: K.
-      simulate: simulated CPU devices.
-      processes: started on this machine by Paceline.
-      coordinator, num_processes, process_index, devices_per_process: as for `paceline.initialize`.
-      compilation_cache: folder.
+      devices: number of devices (default: all that are visible).
+      simulate: simulate so many CPU devices on this machine.
+      processes: of a run on this machine.
+      coordinator: host:port of process 0.
+      num_processes: how many processes train together.
+      process_index: which of them this one is.
+      devices_per_process: GPUs of a process.
+      compilation_cache: folder that keeps compiled programs between runs.
     """
 
     devices: int | None = None
