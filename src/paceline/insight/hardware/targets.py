@@ -67,7 +67,7 @@ def target_config(device: Device) -> str | None:
     """The text that JAX's ahead-of-time compilation takes for this device; None where there is no description.
 
     It goes into ``jax.experimental.topologies.get_topology_desc(platform="cuda", target_config=TEXT, ...)``, in a
-    process with ``JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1`` and ``CUDA_VISIBLE_DEVICES=-1``.
+    process with ``JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1`` (`insight.compiling.target`).
     """
     target = _TARGETS.get(device.name)
     if target is None:
