@@ -23,6 +23,7 @@ from paceline.recipes.recipe import RunShape
 
 pytestmark = [
     pytest.mark.aot,
+    pytest.mark.timeout(1500),  # two programs at once take 45 s on free cores; CI gives them what its other tests leave
     pytest.mark.skipif(not has_cuda_compiler(), reason="needs the CUDA plugin of JAX: pip install 'paceline[cuda13]'"),
 ]
 

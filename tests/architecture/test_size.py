@@ -8,6 +8,8 @@ import pytest
 
 from tests.architecture import sizes
 
+pytestmark = pytest.mark.once(reason="reads sources, and `make check` runs it at the other end")
+
 ROOT = Path(__file__).parents[2]
 
 EVERYWHERE = (

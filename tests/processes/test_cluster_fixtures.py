@@ -23,6 +23,8 @@ from tests.processes.network import two_namespaces
 from tests.processes.run import child_environment, finish, free_port, run, start, until
 from tests.processes.slurm import slurm_of_this_machine
 
+pytestmark = pytest.mark.once(reason="proves Slurm, MPI and the cables of this machine; nothing of Paceline runs here")
+
 SCRIPT = str(Path(__file__).with_name("plain_sum.py"))
 
 

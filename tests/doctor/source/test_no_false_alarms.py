@@ -9,6 +9,10 @@ import pytest
 from tests.docs.test_examples import blocks
 from tests.doctor.source.reading import troubles, write
 
+pytestmark = pytest.mark.once(
+    reason="reads the same sources whatever runs them; both ends read mistakes in tests/doctor"
+)
+
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "paceline"
 # The doctor's own sources name what is gone, in order to find it.
