@@ -7,9 +7,8 @@ Invariant: a number that was not compiled but read off a line between compiled o
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.base.errors import BatchSizeError, OptionError
@@ -20,16 +19,12 @@ from paceline.insight.memory.advice import Advice
 from paceline.insight.memory.largest import MemoryFitError, largest_batch
 from paceline.insight.memory.limits import Limit, program_limit
 from paceline.insight.memory.model import MemoryModel
-from paceline.insight.model.predict import StepTime, efficiency_curve, predict, predicted_efficiency
-from paceline.insight.model.roofline import check_rate, shortest_step_s
+from paceline.insight.model.predict import StepTime
+from paceline.insight.model.roofline import shortest_step_s
 from paceline.insight.noise import TwoNumbers, UsefulDevices, two_numbers, useful_devices
-from paceline.insight.plan.notes import can_grow, rematerialised_work, time_notes, unread_notes
+from paceline.insight.plan.notes import rematerialised_work, time_notes, unread_notes
 from paceline.insight.plan.programs import Programs, StepProgram
-from paceline.insight.plan.rows import timeline_at
-from paceline.insight.timeline import Timeline, Work
-
-MOST_DEVICES = 4096
-GOOD_EFFICIENCY = 0.9
+from paceline.insight.plan.times import StepTimes
 
 _QUICK_S = 15.0
 """Where two compilations took no longer, the largest batch is compiled too without being asked for."""
@@ -42,7 +37,7 @@ class Ask:
     Args:
       batch: rows B of the global batch.
       rate: measured samples/s of one device with B/K rows; None to predict it.
-      input_rate: rows/s that the input of one node can make for its devices; None: it keeps up.
+      input_rate: rows/s that the input of one node makes, which its devices share; None: it keeps up.
       samples: how many are to be trained on, for time and cost.
       price: of one device for an hour, in any currency.
       noise_scale: gradient noise scale [rows] of the task, from a run; None: unknown.
@@ -172,57 +167,27 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     """
     rows = rows_per_device(ask.batch, devices=machine.num_devices, accumulation=parallel.accumulation)
     first, second = programs.several([(parallel, rows), (parallel, 2 * rows)])
-    update = _split_update(first, machine.num_devices)
-    scale = _scale(first, machine, ask=ask, update=update)
-
-    def input_s(share: int) -> float:
-        return 0.0 if ask.input_rate is None else share / ask.input_rate
-
-    def at(share: int) -> Timeline:
-        return timeline_at(share, first=(rows, first.timeline), second=(2 * rows, second.timeline))
-
+    times = StepTimes(machine, first, second, rate=ask.rate, input_rate=ask.input_rate)
+    curve = times.curve()
     limit = _limit(machine)
     quick = first.compiled.compile_s + second.compiled.compile_s < _QUICK_S
     largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
-    measured_s = scale(first.timeline)
-    curve = efficiency_curve(
-        first.timeline, machine, counts=_counts(machine), measured_step_s=measured_s, input_s=input_s(rows),
-        update=update,
-    )  # fmt: skip
-    time = next(point for point in curve if point.devices == machine.num_devices)
-
-    def efficiency(share: int) -> float:
-        timeline = at(share)
-        return predicted_efficiency(
-            timeline, machine, measured_step_s=scale(timeline), input_s=input_s(share), update=update
-        )
-
-    efficient = _efficient_rows(efficiency, parallel, most=largest.rows)
     statistical, useful = _statistical(ask, curve, rows=rows, devices=machine.num_devices)
     fits = first.memory.peak <= limit.most_bytes
-    ways_out = () if fits else tuple(programs.ways_out(first, limit_bytes=limit.most_bytes))
     found = [*unread_notes(first.program), *time_notes(first.timeline, machine, fits=fits)]
-    said = (*machine.notes, *notes, *found)
-    return Plan(machine, ask, said, first, limit, time, tuple(curve), largest, efficient, ways_out, statistical, useful)
+    return Plan(
+        machine, ask, (*machine.notes, *notes, *found), first, limit,
+        time=next(point for point in curve if point.devices == machine.num_devices), curve=curve, largest=largest,
+        efficient_rows=times.efficient_rows(most=largest.rows),
+        ways_out=() if fits else tuple(programs.ways_out(first, limit_bytes=limit.most_bytes)),
+        statistical=statistical, useful=useful,
+    )  # fmt: skip
 
 
 def _limit(machine: Machine) -> Limit:
     """Of a program's memory: of a GPU what JAX's pool leaves, of a CPU all that its devices share."""
     size = round(machine.device.memory_bytes)
     return Limit(size, size, 1.0) if machine.device.aliases == CPU_ALIASES else program_limit(size)
-
-
-def _split_update(step: StepProgram, devices: int) -> Work | None:
-    """The whole work of the update where a placement splits it.
-
-    It reads gradients and reads and writes parameters, optimizer state and moving average, nothing else: memory binds.
-    """
-    expected = step.memory.expected
-    if step.parallel.placement == "replicated" or devices == 1 or expected is None:
-        return None
-    params = expected.params * (devices if step.parallel.placement == "fsdp" else 1)
-    state = (expected.opt_state + expected.ema) * devices
-    return Work({}, 3.0 * params + 2.0 * state, 1, "update")
 
 
 def rows_per_device(batch: int, *, devices: int, accumulation: int) -> int:
@@ -237,22 +202,6 @@ def rows_per_device(batch: int, *, devices: int, accumulation: int) -> int:
             fix=f"use --batch {above}" + (f" or {below}" if below else ""),
         )
     return batch // devices
-
-
-def _scale(
-    first: StepProgram, machine: Machine, *, ask: Ask, update: Work | None
-) -> Callable[[Timeline], float | None]:
-    """The measured seconds of a one-device step, for any timeline: the prediction, corrected by what was measured."""
-    if ask.rate is None:
-        return lambda timeline: None
-    measured = check_rate(first.timeline, machine.device, rows=first.rows, rate=ask.rate)
-    alone = dataclasses.replace(machine, devices_per_node=1, nodes=1)
-
-    def predicted(timeline: Timeline) -> float:
-        return predict(timeline, alone, devices=1, update=update).terms["compute_s"]
-
-    one = predicted(first.timeline)
-    return lambda timeline: measured * predicted(timeline) / one
 
 
 def _largest(
@@ -277,25 +226,6 @@ def _largest(
     return (
         LargestRows(fitting, False) if most is None or fitting <= most else LargestRows(most, False, is_bounded=False)
     )
-
-
-def _efficient_rows(efficiency: Callable[[int], float], parallel: Parallel, *, most: int) -> int | None:
-    """The fewest rows a device with E_K of 90 % or more, by bisection: it grows with the rows."""
-    unit = parallel.accumulation
-    low, high = 0, max(most // unit, 1)
-    if most < unit or efficiency(high * unit) < GOOD_EFFICIENCY:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if efficiency(middle * unit) >= GOOD_EFFICIENCY else (middle, high)
-    return high * unit
-
-
-def _counts(machine: Machine) -> list[int]:
-    """1, 2, 4, ... and the machine's own K, as far as a network is known between nodes."""
-    most = MOST_DEVICES if can_grow(machine) else machine.devices_per_node * machine.nodes
-    powers = [1 << power for power in range(MOST_DEVICES.bit_length()) if 1 << power <= most]
-    return sorted({*powers, machine.num_devices})
 
 
 def _statistical(

@@ -10,7 +10,8 @@ from paceline.base.units import format_bytes, format_count, format_duration, for
 from paceline.insight.memory.advice import Advice
 from paceline.insight.noise import format_rows
 from paceline.insight.plan.document import cost_of
-from paceline.insight.plan.plan import GOOD_EFFICIENCY, Plan
+from paceline.insight.plan.plan import Plan
+from paceline.insight.plan.times import GOOD_EFFICIENCY
 from paceline.insight.timeline import each_collective
 
 _BAR = 40
