@@ -7,6 +7,7 @@ Invariant: a test sees eight CPU devices and float32 unless it asks for `x64`.
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before jax is imported, and inherited by the processes that tests start. JAX_PLATFORMS=cuda in the shell still wins.
@@ -39,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax-programs")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves modules and collected tests out of garbage collections, which go through all of them otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

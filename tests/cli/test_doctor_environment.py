@@ -12,6 +12,7 @@ import pytest
 from paceline.cli import doctor, examining
 from paceline.cli.asked import asked_of
 from paceline.doctor.environment.asked import Asked
+from paceline.doctor.finding import Finding
 from tests.doctor.environment.machines import BARE_ORDER
 
 SCRIPT = "import os\nimport jax\njax.devices()\nos.environ['XLA_FLAGS'] = '--xla_cpu_enable_fast_math=true'\n"
@@ -76,11 +77,13 @@ def test_what_is_not_measured_is_listed_with_the_reason(report):
 def test_a_mistyped_flag_is_found_before_it_ends_the_doctor(tmp_path):
     """Case jax#13148, in a process that XLA would have ended; the source of a file is read all the same (jax#6887)."""
     (tmp_path / "old.py").write_text(SCRIPT, encoding="utf-8")
-    ran = alone("old.py", "--json", "out.json", folder=tmp_path, XLA_FLAGS="--xla_gpu_autotune_levl=2")
+    ran = alone("old.py", "--json", "out.json", folder=tmp_path, XLA_FLAGS="--xla_gpu_autotune_levl=2",
+                JAX_COMPILATION_CACHE_DIR=str(tmp_path / "programs"))  # fmt: skip
     assert (ran.returncode, ran.stderr) == (1, "")
     assert "did you mean --xla_gpu_autotune_level=2?" in ran.stdout
     assert "load: not run: XLA would end this process" in ran.stdout
     assert "old.py:4: XLA_FLAGS is set after jax.devices in line 3" in ran.stdout
+    assert f"compilation cache {tmp_path / 'programs'}: not there yet" in ran.stdout, "as JAX would use it"
     content = json.loads((tmp_path / "out.json").read_text())
     assert order(content["findings"]) == ["load", "source", *BARE_ORDER[:-1], "input", "cache"]
 
@@ -115,6 +118,18 @@ def test_what_is_asked_is_read_from_flags_and_the_configuration_file(tmp_path):
     assert asked_of(["linear", *config]) == Asked(devices=4, compilation_cache="x")
     assert asked_of(["--devices=2", *config, "--num-processes", "3"]).devices == 2
     assert asked_of(["--devices", "two", "--coordinator", "a:1"]) == Asked(coordinator="a:1")
+
+
+def test_a_first_use_of_a_device_that_hangs_ends_the_doctor_all_the_same(paceline, monkeypatch):
+    """All that needs no device is said, nothing is measured, and the process ends without waiting for the thread."""
+    registered, hangs = [], Finding("devices", "error", "JAX hangs at its first use of a device", "look at the driver")
+    monkeypatch.setattr(doctor.atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(examining, "start_devices", lambda: hangs)
+    monkeypatch.setattr(examining, "start_hangs", lambda: True)
+    ran = paceline("doctor")
+    assert ran.code == 1 and "error    devices: JAX hangs" in ran.out and "limits" in ran.out
+    assert "collectives: not run: JAX cannot use a device" in ran.out
+    assert registered == [(doctor._end, 1)]
 
 
 def test_a_check_that_hangs_does_not_keep_the_process(paceline, monkeypatch):

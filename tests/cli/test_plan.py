@@ -8,6 +8,7 @@ import pytest
 
 from paceline.base.errors import BatchSizeError, DeviceError, OptionError, RecipeError
 from paceline.cli import plan as command
+from paceline.insight.network.curves import Curve, NetworkCurves
 
 LINEAR = ["linear", "--on", "4xA100", "--scheme", "per_device", "--no-cache"]
 
@@ -21,13 +22,20 @@ def without_plugin(monkeypatch):
 def test_a_plan_is_printed_and_written(capsys, tmp_path):
     """Exit code 0 where it fits; the file holds plan, options and comparison."""
     file = tmp_path / "plan.json"
-    assert command.run([*LINEAR, "--compare", "accumulation", "--json", str(file)]) == 0
+    curves = NetworkCurves((Curve("all-reduce", 4, 1, (1e3,), (1e-3,)),), "NVIDIA A100-SXM4-80GB", "nccl")
+    curves.save(tmp_path / "network.json")
+    given = ["--rate", "50000", "--curves", str(tmp_path / "network.json")]
+    assert command.run([*LINEAR, *given, "--compare", "accumulation", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
+    assert "measured and used: all-reduce over 4 devices of 1 node" in printed
+    assert "S_1 of the other ways: the measured rate times" in printed
     assert printed.startswith("plan for 4 x A100 SXM 80 GB: batch 256 = 4 x 64 rows")
     assert "stands in" in printed
     document = json.loads(file.read_text())
     assert document["plan"]["parallel"]["scheme"] == "per_device"
     assert document["config"]["options"]["on"] == "4xA100"
+    assert [entry["plan"]["single_is_measured"] for entry in document["compare"]] == [True, False, False]
+    assert document["plan"]["terms"]["exposed_s"] > 1e-3
     assert [entry["change"] for entry in document["compare"]] == ["", "--accumulation 2", "--accumulation 4"]
 
 
@@ -49,6 +57,7 @@ def test_the_published_table_needs_no_task(capsys, tmp_path):
         (["linear", "--on", "2xRTX4090", "--nodes", "2"], DeviceError, "name it with --network"),
         (["linear", "--on", "8xH100", "--compare", "sceme"], OptionError, "scheme,placement"),
         (["linear", "--on", "8xH100", "--rate", "-1"], OptionError, "leave --rate out"),
+        (["linear", "--on", "8xH100", "--curves", "nowhere.json"], OptionError, "scale TASK --network --json FILE"),
         ([], RecipeError, "paceline plan NAME"),
         (["--published", "--on", "8xH100"], OptionError, "leave it out"),
     ],

@@ -119,6 +119,7 @@ def test_accelerators_are_measured_in_this_process(paceline, tmp_path, monkeypat
         (("--bucket-mb", "1e-9", "--scheme", "per_device"), "use a size of one byte"),
         (("--devices", "1,2", "--figure", "a.gif"), "use --figure a.png"),
         (("--devices", "1,2", "--html", "a.txt"), "use --html a.html"),
+        (("--devices", "1", "--network"), "use --devices 1,2 or more"),
         (("--devices", "1,2", "--plan", "none.json"), "write it with paceline plan"),
         (("--devices", "1,2", "--reduce-dtype", "bfloat16"), "use scheme='per_device'"),
         (("--devices", "1,x"), "--help shows the type"),

@@ -15,15 +15,8 @@ MOMENTS = {
 
 
 @pytest.mark.slow(reason="20 processes of a run are killed, each of which takes seconds to start again")
-@pytest.mark.parametrize(
-    "processes",
-    [
-        1,
-        pytest.param(
-            2, marks=pytest.mark.once(reason="how two agree on a step is Paceline's own; one runs at both ends")
-        ),
-    ],
-)
+@pytest.mark.once(reason="what a kill can tear is written by Paceline and Orbax, which are the same at both ends")
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_was_killed_is_the_run_that_was_not(processes, tmp_path):
     """12 SIGKILLs with one process and 8 with two, at the start, between steps and in saves: the last state is equal
     bit for bit, so is every metric of the history, and each epoch holds each row once."""

@@ -18,9 +18,12 @@ from tests.train.linear import SCHEMES, trainer_of
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason=f"{FOLDER} is not there: apt-get install dataset-fashion-mnist (Debian)"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not FOLDER.is_dir(), reason=f"{FOLDER} is not there: apt-get install dataset-fashion-mnist (Debian)"
+    ),
+    pytest.mark.once(reason="what an epoch reaches follows from its updates, which tests/engine proves at both ends"),
+]
 
 
 @pytest.fixture(scope="session")

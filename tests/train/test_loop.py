@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from paceline.data.feed import Feed
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.step import StepFunction
 from paceline.train import loop
@@ -189,6 +190,24 @@ def test_a_callback_that_raises_ends_the_run_with_its_own_error(tmp_path):
         trainer.fit(trainer.init(zeros()), line(), batch=16, steps=50, callbacks=[broken], run=tmp_path / "run")
     assert "broken" in [entry.name for entry in caught.traceback]
     assert "ZeroDivisionError: in step 2" in (tmp_path / "run" / "report.json").read_text()
+
+
+def test_a_wait_for_input_counts_as_far_as_the_devices_idle(monkeypatch, train):
+    """The feed asks whether the newest step still runs: never-ending devices do, and instant ones do not. What it then
+    tells is the step's own wait: 0.25 s for each batch but the first."""
+    busy, waits = [], []
+
+    def watched(feed, is_busy):
+        for item in feed:
+            busy.append(is_busy())
+            yield item, 0.25
+
+    monkeypatch.setattr(Feed, "watched", watched)
+    train(steps=4, callbacks=[lambda step, values: waits.append(values["input/wait_s"]) and None])
+    assert busy == [True] * 3 and waits == [0.0, 0.25, 0.25, 0.25]
+    busy.clear()
+    train(steps=4, instant=True)
+    assert busy == [False] * 3
 
 
 class Clock:

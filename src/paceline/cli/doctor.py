@@ -59,9 +59,8 @@ def _without_jax(arguments: list[str], first: First) -> Diagnosis:
     names = ("collectives", "input") if target is not None else ("collectives",)
     measured = [Measured(name, why_not=why) for name in names]
     asked = asked_of(arguments)
-    outcome: Outcome = environment_findings(
-        first, asked, devices=None, measured=measured, cache_folder=asked.compilation_cache
-    )
+    folder = asked.compilation_cache or first.system.variable("JAX_COMPILATION_CACHE_DIR")  # as JAX would read it
+    outcome: Outcome = environment_findings(first, asked, devices=None, measured=measured, cache_folder=folder)
     return diagnosis(found, outcome.findings)
 
 

@@ -23,7 +23,7 @@ from paceline.cli.options import early_value, find_value, parse
 from paceline.cli.run_options import RunOptions
 from paceline.doctor.environment.asked import Asked
 from paceline.doctor.environment.collectives import collective_findings
-from paceline.doctor.environment.devices import device_findings, listening, start_devices
+from paceline.doctor.environment.devices import device_findings, listening, start_devices, start_hangs
 from paceline.doctor.environment.guard import Outcome
 from paceline.doctor.environment.look import First, Measured, environment_findings
 from paceline.doctor.environment.rates import rate_findings
@@ -134,7 +134,9 @@ def _around(arguments: list[str], first: First, examined: Examined | None) -> Ou
     folder = asked.compilation_cache or jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]: set at run time by JAX
     why_not = "--no-measure" if not _measures(arguments) else "JAX cannot use a device" if failure else ""
     measured = [_collectives(asked, examined, why_not), *([_input(examined, why_not)] if examined else [])]
-    return environment_findings(first, asked, devices=look, measured=measured, cache_folder=folder)
+    outcome = environment_findings(first, asked, devices=look, measured=measured, cache_folder=folder)
+    outcome.left = outcome.left or start_hangs()
+    return outcome
 
 
 def _measures(arguments: list[str]) -> bool:

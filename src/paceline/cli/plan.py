@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -29,7 +28,8 @@ from paceline.engine.parallel import Parallel
 from paceline.insight.compiling.cache import ProgramCache, default_folder
 from paceline.insight.compiling.target import use_no_gpu
 from paceline.insight.hardware.machine import Machine, parse_machine
-from paceline.insight.plan.compare import DIMENSIONS, Dimension, compare, compare_lines, ways
+from paceline.insight.plan.compare import DIMENSIONS, Dimension, compare, compare_lines, other_ask, ways
+from paceline.insight.plan.curves import curves_for, curves_note
 from paceline.insight.plan.document import plan_document
 from paceline.insight.plan.place import choose_place
 from paceline.insight.plan.plan import Ask, Plan, make_plan, rows_per_device
@@ -51,6 +51,7 @@ class PlanOptions(StepOptions):
       nodes: how many such nodes.
       network: between nodes, as 400GbE or '400Gb per GPU' (default: the device's usual one).
       link: between devices of a node, as NVLink3 or PCIe4 (default: the device's usual one).
+      curves: file of `paceline scale --network --json`, measured on such a machine: its collectives come first.
       rate: measured samples/s of one device, in place of the predicted.
       input_rate: samples/s that the input of one node can make for its devices (default: it keeps up).
       samples: how many are to be trained on, for the time it takes.
@@ -69,6 +70,7 @@ class PlanOptions(StepOptions):
     nodes: int = 1
     network: str | None = None
     link: str | None = None
+    curves: str | None = None
     rate: float | None = None
     input_rate: float | None = None
     samples: float | None = None
@@ -113,9 +115,10 @@ def _plan(arguments: list[str]) -> tuple[dict[str, Any], int]:
     parallel = options.parallel()
     rows = rows_per_device(shape.batch, devices=machine.num_devices, accumulation=parallel.accumulation)
     dimensions = _dimensions(options.compare)
+    curves = None if options.curves is None else curves_for(machine, options.curves)
     ask = Ask(
         shape.batch, options.rate, options.input_rate, options.samples, options.price, options.noise_scale_rows,
-        options.confirm,
+        options.confirm, curves=curves,
     )  # fmt: skip
     job = make_job(recipe, own, shape=shape)
     place = choose_place(machine)
@@ -124,15 +127,18 @@ def _plan(arguments: list[str]) -> tuple[dict[str, Any], int]:
     cache = ProgramCache(default_folder()) if options.cache else None
     programs = Programs(work, place, devices=machine.num_devices, cache=cache, say=_say)
 
-    @functools.cache  # the way asked for is among those that are compared
-    def planned(parallel: Parallel) -> Plan:
-        return make_plan(programs, machine, parallel=parallel, ask=ask, notes=place.notes)
-
-    plan = planned(parallel)
+    notes = place.notes if curves is None else (*place.notes, curves_note(curves))
+    plan = make_plan(programs, machine, parallel=parallel, ask=ask, notes=notes)
     print("\n".join(plan_lines(plan)))
     config = {"target": target, "options": dataclasses.asdict(options), "recipe": dataclasses.asdict(own)}
     document: dict[str, Any] = {"plan": plan_document(plan), "config": config}
     if dimensions:
+
+        def planned(other: Parallel) -> Plan:
+            if other == parallel:
+                return plan
+            return make_plan(programs, machine, parallel=other, ask=other_ask(plan), notes=notes)
+
         compared = compare(planned, list(ways(parallel, dimensions, rows=rows)))
         print("\n".join(["", *compare_lines(compared)]))
         document["compare"] = [

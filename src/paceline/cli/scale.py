@@ -185,6 +185,7 @@ def _scale(asked: Scaled, arguments: list[str]) -> ScaleResult:
     if planned is not None:
         planned.check_target(asked.target)
     bench = _benches(options, arguments)
+    _check_network(options, bench)
     batch = options.batch or asked.recipe.batch
     modes: dict[Mode, list[Setting]] = {
         mode: settings_of(mode, bench.counts, batch=batch, microbatches=options.accumulation) for mode in options.modes
@@ -202,7 +203,7 @@ def _scale(asked: Scaled, arguments: list[str]) -> ScaleResult:
         network = stations[bench.counts[-1]].network() if options.network else None
     scalings = tuple(
         make_scaling(mode, found, measured=rounds.samples, not_claimed=bench.unclaimed.get, planned=planned,
-                     noise_rows=None if noise is None else noise.rows, shares_cores=bool(bench.cores))
+                     noise=noise, shares_cores=bool(bench.cores))
         for mode, found in modes.items()
     )  # fmt: skip
     return ScaleResult(
@@ -238,6 +239,16 @@ def _check(options: ScaleOptions) -> None:
             what=f"--profile {options.profile} is a file",
             why="traces lie in a folder",
             fix="choose a folder, which may be new",
+        )
+
+
+def _check_network(options: ScaleOptions, bench: _Benches) -> None:
+    """Refuse what one device has none of, before anything is measured."""
+    if options.network and bench.counts[-1] == 1:
+        raise DeviceError(
+            what="--network with one device: it has no network to measure",
+            why="collectives need at least two devices",
+            fix="use --devices 1,2 or more (--simulate 2 where there is one device), or leave --network out",
         )
 
 

@@ -36,7 +36,7 @@ class TuneFlags(StepOptions):
     Args:
       seconds: about how long it may take.
       fix_batch: keep the training as it is: the global batch, and which rows BatchNorm sees at once.
-      memory_gb: memory of one device, in gigabytes of 10^9 bytes (default: what it says itself).
+      memory_gb: memory of one device, in gigabytes of 10^9 bytes, where it says none or more (default: what it says).
       devices: number of devices (default: all that are visible).
       simulate: simulate so many CPU devices on this machine.
       shuffle: a new order of rows in each epoch.

@@ -1,17 +1,19 @@
 """The background feed: batches are assembled and placed while the step before them runs.
 
-Owns: one thread, the bound on finished batches, and the time the step waited.
+Owns: one thread, the bound on finished batches, the time the reader waited, and the part of it in which nothing ran.
 Not here: how a batch is made (`batch`) or placed (`engine`).
 Invariant: at most `depth` placed items exist that were not handed out, the one in the making included; and the thread
 ends however the feed ends: exhausted, failed, closed, or collected unfinished.
 
 How: the thread takes a credit before it makes an item, and the reader returns the credit when it takes the item. Both
-queues are `queue.SimpleQueue`: it blocks without polling, Ctrl-C interrupts it, and its `put` is reentrant. A
-`threading.Condition` is not: a garbage collection inside its `wait` could close the feed and lose the wake-up.
+queues are `queue.SimpleQueue`: it wakes its reader at once, also one that waits for a limited time, Ctrl-C interrupts
+it, and its `put` is reentrant. A `threading.Condition` is not: a garbage collection inside its `wait` could close the
+feed and lose the wake-up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -23,6 +25,11 @@ from typing import Any, Generic, TypeVar
 from paceline.base.errors import OptionError
 
 THREAD_NAME = "paceline-feed"
+
+_LOOKS = 20
+_LOOK_S = (1e-3, 50e-3)
+"""How often a reader that waits looks whether the devices are still busy: so many times in the time between two items,
+but at most each millisecond. What that costs: docs/design/003-loop.md."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -53,6 +60,7 @@ class Feed(Generic[U]):
         self.total_wait_s: float = 0.0
         """Seconds that all calls of `next` waited together."""
         self._ended: bool = False
+        self._started_s: float = 0.0  # of the last wait
         self._channel: _Channel = _Channel(depth)
         # The thread knows the channel, never the feed: so an abandoned feed is collected, which stops the thread.
         self._thread: threading.Thread = threading.Thread(
@@ -65,15 +73,35 @@ class Feed(Generic[U]):
         return self
 
     def __next__(self) -> U:
+        return self._take(None)[0]
+
+    def watched(self, busy: Callable[[], bool]) -> Iterator[tuple[U, float]]:
+        """Each item with the seconds of the wait for it in which the devices had nothing to do.
+
+        Args:
+          busy: whether they still compute what was dispatched before. Asked in this thread while it waits, and never
+            where the item is there already; it must be cheap. When they ended is told to half the time between looks.
+        """
+        while True:
+            try:
+                taken = self._take(busy)
+            except StopIteration:
+                return
+            yield taken
+
+    def _take(self, busy: Callable[[], bool] | None) -> tuple[U, float]:
+        """The next item, and the seconds in which it was waited for and nobody was busy. Raises: as `next`."""
         if self._ended:
             raise StopIteration
-        started = time.perf_counter()
-        kind, value = self._channel.items.get()
-        self.wait_s = time.perf_counter() - started
+        started_s = time.perf_counter()
+        each_s = min(max((started_s - self._started_s) / _LOOKS, _LOOK_S[0]), _LOOK_S[1])
+        self._started_s = started_s
+        (kind, value), idle_s = self._channel.next(busy, each_s=each_s)
+        self.wait_s = time.perf_counter() - started_s
         self.total_wait_s += self.wait_s
         if kind == _ITEM:
             self._channel.credits.put(None)
-            return value
+            return value, idle_s
         self._ended = True
         if not self._channel.stopped:  # Closed by another thread, it may be stuck in the source.
             self._thread.join()
@@ -132,6 +160,34 @@ class _Channel:
     def finish(self, kind: int, value: Any) -> None:
         self.finished = True
         self.items.put((kind, value))
+
+    def next(self, busy: Callable[[], bool] | None, *, each_s: float) -> tuple[tuple[int, Any], float]:
+        """The next entry, and the seconds of the wait for it in which `busy` said no. It is asked each `each_s`.
+
+        Without `busy` nothing is asked, and the seconds are 0.
+        """
+        if busy is None:
+            return self.items.get(), 0.0
+        with contextlib.suppress(Empty):
+            return self.items.get_nowait(), 0.0
+        last_s = time.perf_counter()
+        if not busy():
+            return self.items.get(), time.perf_counter() - last_s
+        while True:
+            entry = self._next_within(each_s)
+            now_s = time.perf_counter()
+            if not busy():  # since some time between the last look and this one
+                entry = entry or self.items.get()
+                return entry, time.perf_counter() - (last_s + now_s) / 2
+            if entry:
+                return entry, 0.0
+            last_s = now_s
+
+    def _next_within(self, limit_s: float) -> tuple[int, Any] | None:
+        try:
+            return self.items.get(timeout=limit_s)
+        except Empty:
+            return None
 
     def discard_items(self) -> None:
         try:

@@ -17,6 +17,9 @@ Kind = Literal[
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "collective-broadcast"
 ]  # fmt: skip
 
+FULL_FLOAT32 = "full float32"
+"""The type of products of float32 whose operands no unit may round (precision "highest"); ``float32`` lets it."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -24,16 +27,18 @@ class Work:
 
     Args:
       flops: floating-point operations of dots and convolutions (a multiply-add is two), by the dtype of their operands
-        as JAX names it (``bfloat16``); no other operation counts.
+        as JAX names it (``bfloat16``), or `FULL_FLOAT32`; no other operation counts.
       bytes: read from and written to the device's memory.
       kernels: how many kernels that are.
       what: instruction or layer, for people.
+      convolutions: those of `flops` that are of convolutions, which libraries may do with fewer; as far as known.
     """
 
     flops: Mapping[str, float] = field(default_factory=dict)
     bytes: float = 0.0
     kernels: int = 1
     what: str = ""
+    convolutions: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def total_flops(self) -> float:
@@ -93,13 +98,15 @@ Timeline = tuple[Event, ...]
 def total_work(timeline: Timeline) -> Work:
     """All that a timeline computes, loops counted as often as they run."""
     flops: dict[str, float] = {}
+    convolutions: dict[str, float] = {}
     size, kernels = 0.0, 0
     for work, times in each_work(timeline):
-        for dtype, count in work.flops.items():
-            flops[dtype] = flops.get(dtype, 0.0) + times * count
+        for total, counts in ((flops, work.flops), (convolutions, work.convolutions)):
+            for dtype, count in counts.items():
+                total[dtype] = total.get(dtype, 0.0) + times * count
         size += times * work.bytes
         kernels += times * work.kernels
-    return Work(flops, size, kernels)
+    return Work(flops, size, kernels, convolutions=convolutions)
 
 
 def each_work(timeline: Timeline, *, times: int = 1) -> Iterator[tuple[Work, int]]:

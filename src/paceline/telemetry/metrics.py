@@ -75,7 +75,7 @@ TRAIN_NOISE_SCALE_ROWS = Metric(
 )
 SPEED_SAMPLES_PER_S = Metric("speed/samples_per_s", "samples/s", "Valid rows trained on each second.", "higher")
 SPEED_STEP_S = Metric("speed/step_s", "s", "Time from one completed update to the next.", "lower")
-INPUT_WAIT_S = Metric("input/wait_s", "s", "Part of the step that waited for its batch.", "lower")
+INPUT_WAIT_S = Metric("input/wait_s", "s", "Part of the step in which the devices idled: no batch was there.", "lower")
 INPUT_QUEUED_BATCHES = Metric("input/queued_batches", "batches", "Batches ready when the step asked for one.", "none")
 EVALUATE_LOSS = Metric("evaluate/loss", "", "Loss over every row of the evaluation set, each counted once.", "lower")
 EVALUATE_ROWS = Metric("evaluate/rows", "rows", "Rows that the evaluation counted.", "none")

@@ -102,7 +102,7 @@ class Loop:
 
     Args:
       call: the compiled step.
-      feed: gives placed batches and has `wait_s` and `queued`.
+      feed: gives placed batches, watched while it is waited for, and has `queued`.
       evaluate: starts an evaluation of a state at a step, or None.
       evaluate_every: updates between evaluations; one follows the last step too.
       num_steps: updates planned, None when the data decides.
@@ -226,13 +226,11 @@ class Loop:
             self.evaluations.append(evaluation)
 
     def _batches(self, first: PlacedBatch | None) -> Iterator[tuple[PlacedBatch, float]]:
-        """The first batch, then those of the feed, each with the seconds that the devices may have waited for it."""
+        """The first batch, then those of the feed, each with the seconds that the devices waited for it."""
         if first is None:
             return
         yield first, 0.0
-        for batch in self.feed:
-            busy = self.pending and not self.pending[-1].metrics.is_ready()
-            yield batch, 0.0 if busy else self.feed.wait_s
+        yield from self.feed.watched(lambda: bool(self.pending) and not self.pending[-1].metrics.is_ready())
 
     def _collect(self, *, keep: int) -> None:
         """Record the steps that are finished; wait for the oldest while more than `keep` are in flight."""

@@ -41,7 +41,7 @@ class Report:
       total_s: seconds of the call.
       samples_per_s: rows a second.
       step_p50_s, step_p95_s: step latency in seconds.
-      input_wait_share: share of the time that steps waited for a batch.
+      input_wait_share: share of the time in which the devices of process 0 idled, since no batch was there.
       final: values of the last step by metric key.
       evaluation: values of the last evaluation by metric key.
       audit: what the comparisons of replicas came to; None on one device or without audits.

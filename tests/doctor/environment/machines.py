@@ -13,6 +13,8 @@ UUIDS = ("GPU-11aa", "GPU-22bb", "GPU-33cc", "GPU-44dd")
 PACKAGES = {"jax": "0.12.0", "jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0", "jax-cuda13-pjrt": "0.12.0"}
 GIB = 1024**3
 ADDRESSES = {"node1": ["10.0.0.1"], "node2": ["10.0.0.2"], "localhost": ["127.0.0.1"]}
+OWN = ("10.0.0.1", "127.0.0.1")
+EXTRAS = frozenset({"cuda", "cuda12", "cuda13", "cuda12-local", "cuda13-local", "rocm7-local", "tpu", "k8s"})
 BARE_ORDER = [
     "devices", "versions", "flags", "variables", "visible", "processes", "occupied", "network", "limits", "collectives",
     "cache",
@@ -33,7 +35,8 @@ def machine(root: Path, *, files: dict[str, str] | None = None, **fields) -> Sys
     environment = {"PATH": str(root / "bin"), **fields.pop("environment", {})}
     usual = {
         "cores": 16, "host_name": "node1", "packages": lambda: PACKAGES,
-        "addresses": lambda name: ADDRESSES.get(name, []),
+        "addresses": lambda name: ADDRESSES.get(name, []), "owns": lambda address: address in OWN,
+        "extras": lambda: EXTRAS,
         "limit": lambda name: {"NOFILE": 65536, "NPROC": 90000}.get(name), "space": lambda path: (16 * GIB, 15 * GIB),
     }  # fmt: skip
     return System(environment=environment, root=root, **{**usual, **fields})

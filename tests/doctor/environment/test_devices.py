@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -138,6 +139,22 @@ def test_jax_that_cannot_start_is_a_finding_with_its_words(monkeypatch):
     found = start_devices()
     assert found is not None and found.level == "error" and "Unable to initialize backend 'cudda'" in found.what
     assert "JAX_PLATFORMS=cpu" in (found.fix or "")
+
+
+def test_a_first_use_that_hangs_costs_its_limit_and_is_told_at_once_from_then_on(monkeypatch):
+    """A driver that does not answer, until the end of the test; then devices can be used again."""
+    end, calls = threading.Event(), []
+    monkeypatch.setattr(module, "_STARTS", [])
+    monkeypatch.setattr(module.jax, "devices", lambda: calls.append(1) or end.wait(30))
+    try:
+        found = start_devices(limit_s=0.05)
+        assert found is not None and found.level == "error" and "no answer in 50 ms" in found.what
+        assert "nvidia-smi" in (found.fix or "") and module.start_hangs()
+        assert start_devices(limit_s=30) is not None and calls == [1], "none waits for the lock that JAX holds"
+    finally:
+        end.set()
+    module._STARTS[0].join(10)
+    assert not module.start_hangs() and start_devices() is None
 
 
 def test_what_jax_logs_while_it_starts_is_kept_and_not_printed(monkeypatch, capfd):

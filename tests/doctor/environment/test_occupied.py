@@ -46,6 +46,12 @@ def test_a_hidden_gpu_is_not_judged(tmp_path):
     assert levels(findings(tmp_path, used_mib=70_000, environment={"CUDA_VISIBLE_DEVICES": "1,GPU-33"})) == {"ok"}
 
 
+def test_of_a_range_the_first_gpu_is_judged(tmp_path):
+    """CUDA reads 0 of 0-1, and GPU 0 is taken."""
+    found = only(findings(tmp_path, used_mib=70_000, environment={"CUDA_VISIBLE_DEVICES": "0-1"}))
+    assert "GPU 0: 73.4 GB" in found.what and "end them" in (found.fix or "")
+
+
 def test_memory_shared_with_the_machine_is_not_judged(tmp_path):
     """GB10 and Jetson say [N/A]."""
     assert levels(findings(tmp_path, memory="[N/A]")) == {"ok"}
@@ -83,6 +89,26 @@ def test_a_machine_that_is_full_is_a_warning(tmp_path, files, words):
     """Below a tenth: of the machine, or of the limit that the container has."""
     found = only(occupied_findings(machine(tmp_path, files=files), read_driver(machine(tmp_path))), "warning")
     assert words in found.what and "end other programs" in (found.fix or "")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        CGROUP | {"/sys/fs/cgroup/memory.stat": "anon 900000000\ninactive_file 6000000000\nactive_file 5\n"},
+        {
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes": "8000000000\n",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes": "7900000000\n",
+            "/sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 6000000000\n",
+        },
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_files_in_the_page_cache_of_a_container_are_not_occupied(tmp_path, files):
+    """7.9 of 8 GB in use, 6 of them files that were read: 6.1 GB are left."""
+    system = machine(tmp_path, files=PLENTY | files)
+    assert (
+        "has 6.1 GB of 8.0 GB memory left" in only(occupied_findings(system, read_driver(machine(tmp_path))), "ok").what
+    )
 
 
 def test_a_control_group_without_limit_counts_as_the_machine(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.doctor.environment import variables
+from paceline.doctor.environment.system import extras_of_jax
 from paceline.doctor.environment.variables import names_in_jax, variable_findings
 from tests.doctor.environment.machines import PACKAGES, levels, machine, only
 
@@ -27,6 +29,26 @@ def test_a_mistyped_variable_is_named_with_the_nearest(tmp_path, wrong, right):
 def test_a_variable_like_no_other_is_to_be_unset(tmp_path):
     found = only(variable_findings(machine(tmp_path, environment={"JAX_QQQQ_ZZZZ": "1"})), "warning")
     assert found.fix == "unset JAX_QQQQ_ZZZZ"
+
+
+def test_a_variable_that_xla_alone_reads_is_known(tmp_path, monkeypatch):
+    """It stands in a library, to the end of a word; one that is only the beginning of another is none."""
+    (tmp_path / "empty.so").touch()
+    (tmp_path / "plugin.so").write_bytes(b"\x7fELF\0XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB\0more")
+    whole = variables._files
+    monkeypatch.setattr(variables, "_files", lambda packages, pattern: (
+        [tmp_path / "empty.so", tmp_path / "plugin.so"] if pattern == "*.so" else whole(packages, pattern)
+    ))  # fmt: skip
+    environment = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "64"}
+    assert levels(variable_findings(machine(tmp_path, environment=environment))) == {"ok"}
+    environment = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT": "64"}
+    assert "has no effect" in only(variable_findings(machine(tmp_path, environment=environment)), "warning").what
+
+
+def test_the_libraries_of_jax_are_looked_into():
+    """That of jaxlib is among them, and holds the name of XLA's own flags."""
+    assert any(file.stat().st_size > 10_000_000 for file in variables._files(variables._LIBRARIES, "*.so"))
+    assert variables._is_in_libraries("XLA_FLAGS") and not variables._is_in_libraries("XLA_FLAGG")
 
 
 def test_known_variables_are_listed(tmp_path):
@@ -67,3 +89,18 @@ def test_a_platform_without_its_package_is_an_error(tmp_path):
     found = only(variable_findings(machine(tmp_path, environment=environment, packages=lambda: bare)))
     assert "no package for it" in found.what and 'pip install "jax[cuda13]"' in (found.fix or "")
     assert levels(variable_findings(machine(tmp_path, environment=environment, packages=lambda: PACKAGES))) == {"ok"}
+
+
+@pytest.mark.parametrize(("platform", "extra"), [("rocm", "rocm7-local"), ("gpu", "cuda13"), ("tpu", "tpu")])
+def test_the_command_for_a_platform_names_an_extra_that_jax_has(tmp_path, platform, extra):
+    """From the metadata of the installed jax; without one for it no command is made up."""
+    environment, bare = {"JAX_PLATFORMS": platform}, {"jax": "0.12.0", "jaxlib": "0.12.0"}
+    found = only(variable_findings(machine(tmp_path, environment=environment, packages=lambda: bare)))
+    assert found.fix == f'pip install "jax[{extra}]", or unset JAX_PLATFORMS'
+    none = machine(tmp_path, environment=environment, packages=lambda: bare, extras=frozenset)
+    assert only(variable_findings(none)).fix == "unset JAX_PLATFORMS"
+
+
+def test_the_extras_are_those_of_the_installed_jax():
+    """As pip reads them; both versions of the tests have these."""
+    assert {"cuda12", "cuda13", "tpu"} <= extras_of_jax() and "rocm" not in extras_of_jax()

@@ -123,3 +123,19 @@ def test_a_jaxlib_that_jax_refuses_is_an_error_with_jax_words(tmp_path):
     words = "RuntimeError: jaxlib version 0.10.0 is older than the minimum required by jax"
     found = only(version_findings(machine(tmp_path, packages=lambda: BARE), gpus.Driver(), importing=words))
     assert words in found.what and 'pip install --upgrade "jax==0.12.0"' in (found.fix or "")
+
+
+def test_no_plugin_is_named_that_jax_does_not_have(tmp_path):
+    """A GPU of 5.0 and a plugin for CUDA 12, or a driver of CUDA 11 beside CUDA 12: there is no jax[cuda11]."""
+    packages = {"jax": "0.12.0", "jaxlib": "0.12.0", "jax-cuda12-plugin": "0.12.0", "jax-cuda12-pjrt": "0.12.0"}
+    fake_smi(tmp_path, count=1, capability="5.0")
+    assert only(findings(gpu_machine(tmp_path, 1, packages=lambda: packages))).fix == "use a newer GPU"
+    fake_smi(tmp_path, driver="470.57.02")
+    found = only(findings(gpu_machine(tmp_path, packages=lambda: packages)))
+    assert found.fix == "update the driver to 525 or newer"
+    none = gpu_machine(tmp_path, extras=frozenset)
+    fake_smi(tmp_path, driver="550.54.15")
+    assert only(findings(none)).fix == "update the driver to 580 or newer"
+    old = {"jax": "0.12.0", "jaxlib": "0.12.0", "jax-cuda11-plugin": "0.4.25", "jax-cuda11-pjrt": "0.12.0"}
+    found = only(findings(gpu_machine(tmp_path, packages=lambda: old)))
+    assert (found.fix or "").startswith("pip uninstall jax-cuda11-plugin jax-cuda11-pjrt")

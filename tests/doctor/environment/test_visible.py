@@ -13,7 +13,8 @@ WRONG = {
     "a number too large": ("0,4", "'4' names no GPU: there are 4", "use numbers 0 to 3"),
     "a wrong one hides the rest": ("7,0,1", "hides the 2 GPUs behind it", "use numbers 0 to 3"),
     "twice the same": ("0,1,0", "names 0 twice, and CUDA then shows no GPU", "CUDA_VISIBLE_DEVICES=0,1"),
-    "a range": ("0-3", "'0-3' is no number", "without ranges"),
+    "a range": ("0-3", "of '0-3' CUDA reads the number in front alone, GPU 0", "without ranges"),
+    "a range beyond": ("4-5,0", "'4-5' names no GPU: there are 4, and CUDA hides the 1 GPU behind", "without ranges"),
     "an unknown name": ("GPU-99", "'GPU-99' is the name of no GPU here", "use numbers"),
     "minus one in between": ("0,-1,2", "'-1' is no number", "use numbers"),
     "an empty entry": ("0,,1", "'' is empty", "use numbers"),
@@ -37,6 +38,13 @@ def test_an_entry_that_cuda_does_not_heed_is_an_error(tmp_path, text, what, fix)
 def test_what_is_shown_is_counted(tmp_path, text, shown):
     """Names may be cut short; no GPU at all may be meant."""
     assert f"shows {shown} GPU" in only(findings(tmp_path, text), "ok").what
+
+
+def test_a_range_hides_nothing_behind_it(tmp_path):
+    """0-1,3 shows GPU 0 and 3: one finding, which hides nothing, and a count that agrees with the run's own."""
+    found = findings(tmp_path, "0-1,3", Asked(devices=2))
+    assert "GPU 0" in only(found).what and "hides" not in only(found).what
+    assert "shows 2 of 4" in findings(tmp_path, "0-1,3", Asked(devices=3))[1].what
 
 
 def test_fewer_than_asked_is_an_error(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 from paceline.base.errors import DeviceError
 from paceline.insight.hardware.catalog import DEVICES
 from paceline.insight.hardware.devices import find_device, from_jax_device, meaning
+from paceline.insight.model.roofline import peak
 
 # Vendors' dense figures, from the data sheets: TFLOP/s of bfloat16 (float16 before Ampere), GB/s of memory.
 SHEETS = {
-    "P100": ("float16", 21.2, 732),
+    "P100": ("float32", 10.6, 732),
     "V100": ("float16", 125, 900),
     "A100-40": ("bfloat16", 312, 1555),
     "A100-80": ("bfloat16", 312, 2039),
@@ -50,6 +51,12 @@ def test_every_number_has_its_source_and_no_rate_is_out_of_order(device):
     said = [int(word) for word in device.name.split() if word.isdigit() and int(word) < 1000]
     if said:
         assert device.memory_bytes == pytest.approx(said[-1] * 1e9, rel=0.1)
+
+
+def test_units_that_add_in_float16_have_no_rate():
+    """A P100's 21.2 Tflop/s of float16 add in float16; with sums in float32 it does 10.6, as in float32."""
+    assert "float16" not in find_device("P100").peak_flops_per_s
+    assert peak(find_device("P100"), "float16") == (10.6e12, "float32")
 
 
 def test_no_two_devices_share_a_name():

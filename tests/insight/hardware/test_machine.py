@@ -99,6 +99,37 @@ def test_an_unknown_network_is_unknown(name):
     assert "10GbE" in raised.value.fix
 
 
+@pytest.mark.parametrize(
+    ("name", "bits"), [("100GB/s", "800Gb"), ("100 GBps", "800Gb"), ("8x50GB InfiniBand", "400Gb"), ("12.5GB", "100Gb")]
+)
+def test_a_rate_in_bytes_is_refused_with_the_bits(name, bits):
+    """A capital B is a byte, eight times a bit; GBE is Ethernet however it is spelled."""
+    with pytest.raises(DeviceError, match="in bytes") as raised:
+        parse_network(name, devices_per_node=8)
+    assert f"say {bits}" in raised.value.fix
+    assert parse_network("10GBE", devices_per_node=8) == parse_network("10GbE", devices_per_node=8)
+    assert parse_network("100GBit/s", devices_per_node=8).bytes_per_s == pytest.approx(100 * GBIT)
+
+
+@pytest.mark.parametrize(
+    ("name", "gbit", "full", "gbit_of_node"),
+    [("A100", 200, 8, 1600), ("MI250X", 100, 8, 800), ("MI250X card", 200, 4, 800), ("P100", 50, 8, 400)],
+)
+def test_a_node_with_one_device_has_the_adapter_of_one(name, gbit, full, gbit_of_node):
+    """DGX A100: 8 adapters of 200 Gbit/s for 8; Frontier: 4 for 8 dies or 4 cards; DGX-1: 4 of 100 for 8."""
+    alone, whole = (parse_machine(f"{count}x{name}", nodes=2).network for count in (1, full))
+    assert alone.bytes_per_s == pytest.approx(gbit * GBIT)
+    assert whole.bytes_per_s == pytest.approx(gbit_of_node * GBIT)
+
+
+def test_a_link_that_joins_nothing_is_checked_and_said():
+    """One device a node: an unknown link is refused all the same, a known one is named in the notes."""
+    with pytest.raises(DeviceError, match="unknown link") as raised:
+        parse_machine("H100", link="nonsense")
+    assert "PCIe3" in raised.value.fix
+    assert "the link PCIe4 joins nothing: a node has one device" in parse_machine("H100", link="pcie4").notes
+
+
 def test_tcp_over_fast_ethernet_does_not_reach_its_rate():
     """NCCL over sockets at 100 Gbit/s: 4 to 6 GB/s were published, not 12.5."""
     assert 4e9 <= parse_network("100GbE", devices_per_node=8).bus_bytes_per_s <= 6e9

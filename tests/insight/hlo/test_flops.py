@@ -173,8 +173,9 @@ def test_a_step_of_the_mlp_counts_the_same_under_every_scheme_and_compiler(name,
 def test_a_step_with_convolutions_counts_them_in_cudnn_and_without(compiler):
     """3x3, 4 to 16 features at 16 x 16; 3x3, 16 to 32 at stride 2; a head of 32 x 10. No gradient to the image."""
     first, second, head = 256 * 16 * 9 * 4, 64 * 32 * 9 * 16, 32 * 10
-    counted = stored("convnet_global_view", compiler).work.total_flops
-    assert counted == 2 * ROWS[compiler.split("-")[1]] * (2 * first + 3 * second + 3 * head)
+    work, rows = stored("convnet_global_view", compiler).work, ROWS[compiler.split("-")[1]]
+    assert work.total_flops == 2 * rows * (2 * first + 3 * second + 3 * head)
+    assert sum(work.convolutions.values()) == 2 * rows * (2 * first + 3 * second)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -192,6 +193,61 @@ def test_products_by_cublas_count(compiler):
     assert program.flops == {"float32": 2 * 128 * 256 * 512, "bfloat16": 2 * 4 * 128 * 64 * 96}
     float32, bfloat16 = 128 * 256 + 256 * 512 + 128 * 512, 4 * (128 * 64 + 64 * 96 + 128 * 96)
     assert program.bytes == 4 * float32 + 2 * bfloat16
+
+
+DOT = "dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+GEMM = (
+    'custom-call(%x, %y), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":'
+    '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]},"precision_config":'
+)
+IN_FULL = "full float32"
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype", "assumed"),
+    [
+        (DOT, "float32", 0),
+        (f"{DOT}, operand_precision={{high,high}}", "float32", 0),
+        (f"{DOT}, operand_precision={{highest,highest}}", IN_FULL, 0),
+        (f"{DOT}, operand_precision={{highest,default}}", IN_FULL, 0),
+        (f"{DOT}, algorithm=dot_f32_f32_f32", IN_FULL, 0),
+        (f"{DOT}, algorithm=dot_bf16_bf16_f32", "bfloat16", 0),
+        (f"{DOT}, algorithm=dot_bf16_bf16_f32_x3", "float32", 1),
+        (f'{GEMM}{{"operand_precision":["DEFAULT","DEFAULT"],"algorithm":"ALG_UNSET"}}}}}}', "float32", 0),
+        (f'{GEMM}{{"operand_precision":["HIGHEST","HIGHEST"],"algorithm":"ALG_UNSET"}}}}}}', IN_FULL, 0),
+        (f'{GEMM}{{"operand_precision":["DEFAULT","DEFAULT"],"algorithm":"ALG_DOT_F32_F32_F32"}}}}}}', IN_FULL, 0),
+    ],
+)
+def test_products_whose_operands_may_not_be_rounded_count_by_themselves(call, dtype, assumed):
+    """[8, 16] by [16, 4] in float32, as XLA prints it for H100; what takes several passes is said."""
+    given = ["  %x = f32[8,16]{1,0} parameter(0)", "  %y = f32[16,4]{1,0} parameter(1)"]
+    text = "\n".join(["HloModule m", "", "ENTRY %e {", *given, f"  ROOT %r = f32[8,4]{{1,0}} {call}", "}"])
+    program = read_program(text)
+    assert program.flops == {dtype: 2 * 8 * 16 * 4}
+    assert len(program.assumed) == assumed
+    assert not assumed or "dot_bf16_bf16_f32_x3 count as one pass" in program.assumed[0]
+
+
+def test_precision_is_read_through_fusions_and_in_convolutions():
+    """A product at the highest precision, lowered and compiled; a convolution of cuDNN as jax 0.12 prints it."""
+    dot = functools.partial(jnp.dot, precision="highest")
+    for read in (compiled, lowered):
+        assert read(lambda x, y: jnp.tanh(dot(x, y)), array(8, 16), array(16, 4)).flops.keys() == {IN_FULL}
+    call = (
+        "custom-call(%x, %y), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, "
+        'operand_precision={highest,highest}, custom_call_target="__cudnn$convForward"'
+    )
+    given = ["  %x = f32[8,32,32,64]{3,2,1,0} parameter(0)", "  %y = f32[64,3,3,64]{3,2,1,0} parameter(1)"]
+    text = [
+        "HloModule m",
+        "",
+        "ENTRY %e {",
+        *given,
+        f"  ROOT %r = (f32[8,32,32,64]{{3,2,1,0}}, u8[0]{{0}}) {call}",
+        "}",
+    ]
+    work = read_program("\n".join(text)).work
+    assert work.flops == work.convolutions == {IN_FULL: 2 * 8 * 32 * 32 * 64 * 9 * 64}
 
 
 @pytest.mark.parametrize("right", ["f32[3,16,32]{2,1,0}", "f32[3,32,16]{2,1,0}"])

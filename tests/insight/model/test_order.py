@@ -12,8 +12,9 @@ from paceline.insight.model.order import interrupted_maximum, normal_maximum
     ("devices", "expected"), [(1, 0.0), (2, 0.56419), (4, 1.02938), (8, 1.42360), (16, 1.76599), (100, 2.50759)]
 )
 def test_the_largest_of_normal_draws_is_that_of_the_tables(devices, expected):
-    """Harter 1961, "Expected values of normal order statistics" (absolute tolerance 0.03)."""
+    """Harter 1961, "Expected values of normal order statistics" (absolute tolerance 0.03, which two devices need)."""
     assert normal_maximum(devices) == pytest.approx(expected, abs=0.03)
+    assert devices != 2 or normal_maximum(devices) - expected > 0.02
 
 
 def test_certain_interruptions_have_the_harmonic_number_as_largest():
@@ -36,10 +37,10 @@ def test_the_longest_interruption_is_that_of_drawn_ones(devices, chance):
     assert interrupted_maximum(devices, chance=chance) == pytest.approx(largest.mean() - chance, abs=4 * error)
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("chance", [0.0, 0.0027, 0.01, 0.5, 1.0])
 def test_one_device_waits_for_nobody_and_more_devices_wait_longer(chance):
     """From one device to 4096; a run that is never interrupted never waits."""
     waits = [interrupted_maximum(2**power, chance=chance) for power in range(13)]
-    assert waits[0] == pytest.approx(0.0, abs=1e-12)
+    assert waits[0] == 0.0
     assert waits == sorted(waits)
     assert chance > 0 or waits[-1] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 from paceline.base.errors import DeviceError
 from paceline.insight.hardware.machine import parse_machine
-from paceline.insight.model.parameters import Parameters
-from paceline.insight.model.predict import efficiency_curve, predict
+from paceline.insight.model.costs import MachineCost
+from paceline.insight.model.parameters import Parameters, interval
+from paceline.insight.model.predict import efficiency_curve, predict, predicted_efficiency
 from paceline.insight.model.roofline import achieved
 from paceline.insight.model.step import HOST_DEVICE_S, HOST_STEP_S
-from paceline.insight.timeline import Collective, Done, Repeat, Start, Timeline, Work
+from paceline.insight.network.curves import Curve, NetworkCurves
+from paceline.insight.timeline import Collective, Done, Kind, Repeat, Start, Timeline, Work
 
 QUIET = Parameters(contention=0.0, slowdown=1.0, spread=0.0, interruption_s=0.0, interruptions_per_s=0.0)
 NODES = parse_machine("8xA100", nodes=2, network="8x200Gb InfiniBand")
@@ -130,6 +133,44 @@ def test_several_nodes_without_a_known_network_are_refused():
 def test_what_binds_is_said_in_words(timeline, options, words):
     """The largest loss, or the compute where nothing is lost."""
     assert predict(timeline, NODES, devices=16, **options).binding.startswith(words)
+
+
+def test_types_without_matrix_units_are_weighed_at_the_fraction_that_they_reach():
+    """A V100: 15.7 Tflop/s at 0.75 are 11.8; 900 GB/s at 0.8 are 720: 1 s of arithmetic is more than 0.9 of memory.
+
+    At the 0.55 of its matrix units the arithmetic would seem longer still where memory is 1.2 s.
+    """
+    machine = parse_machine("4xV100")
+    for bytes_s, side in ((0.9, "arithmetic"), (1.2, "memory bandwidth")):
+        work = Work({"float32": 15.7e12 * 0.75}, bytes_s * 900e9 * 0.8)
+        assert predict((work,), machine, parameters=QUIET).binding.startswith(f"compute, most of it bound by {side}")
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("machine", [NODES, parse_machine("4xA100"), parse_machine("2xcpu", nodes=2, network="1GbE")])
+def test_every_kind_of_collective_has_a_cost(kind, machine):
+    """Whatever the reader of programs may name: in a node, between nodes, on CPUs."""
+    assert MachineCost(machine)(Collective("c", kind, 10**6, "float32", 4), machine.num_devices) > 0
+
+
+def test_measured_collectives_come_before_published_rates():
+    """An all-reduce of 4 MB over 8 devices was measured at half a second, in this file: a blocking one is exposed."""
+    curves = NetworkCurves((Curve("all-reduce", 8, 1, (1e3, 4e6), (0.1, 0.5)),), "NVIDIA A100-SXM4-80GB", "nccl")
+    gradient = Collective("gradient", "all-reduce", 4_000_000, "float32", 8)
+    timeline = (Work({"bfloat16": 312e12}), Start(gradient), Done("gradient"))
+    machine = parse_machine("8xA100")
+    found = predict(timeline, machine, parameters=QUIET, curves=curves)
+    assert found.terms["exposed_s"] == pytest.approx(0.5)
+    assert efficiency_curve(timeline, machine, counts=[8], curves=curves)[0].terms["exposed_s"] > 0.4
+    slow, fast = (predicted_efficiency(timeline, machine, curves=given) for given in (curves, None))
+    assert slow < fast - 0.1
+
+
+def test_the_interval_of_an_efficiency_above_one_holds_it():
+    """A placement that splits the update: 1.2 is between its ends, and no end is above it."""
+    low, high = interval(1.2, slopes={}, log_sd={})
+    assert low < 1.2 <= high == 1.2
+    assert interval(0.99, slopes={}, log_sd={})[1] == 1.0
 
 
 def test_the_exposed_share_in_words_is_that_of_the_numbers():

@@ -75,6 +75,16 @@ def test_curves_survive_their_file(tmp_path):
     assert document["curves"][0].keys() == {"kind", "devices", "nodes", "bytes", "seconds"}
 
 
+def test_the_file_of_a_scaling_study_holds_them(tmp_path):
+    """`paceline scale --network --json` writes them under its key ``network``; without --network there are none."""
+    curves = NetworkCurves((straight(2),), "cpu", "memory")
+    (tmp_path / "scale.json").write_text(json.dumps({"points": [], "network": curves.as_dict()}))
+    assert load_curves(tmp_path / "scale.json") == curves
+    (tmp_path / "scale.json").write_text(json.dumps({"points": [], "network": None}))
+    with pytest.raises(OptionError, match="holds no measured network"):
+        load_curves(tmp_path / "scale.json")
+
+
 @pytest.mark.parametrize(
     "text",
     [

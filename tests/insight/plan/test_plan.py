@@ -18,15 +18,18 @@ from paceline.engine.parallel import Parallel
 from paceline.insight.hardware.machine import Machine, parse_machine
 from paceline.insight.memory.advice import Advice
 from paceline.insight.model.predict import predict
-from paceline.insight.model.roofline import RateError, achieved
-from paceline.insight.plan.compare import compare, compare_lines, ways
+from paceline.insight.model.roofline import ROOFLINE_LOG_SD, RateError, achieved
+from paceline.insight.model.step import HOST_STEP_S
+from paceline.insight.network.curves import Curve, NetworkCurves
+from paceline.insight.plan.compare import NoWay, Way, compare, compare_lines, other_ask, ways
 from paceline.insight.plan.document import cost_of, plan_document
 from paceline.insight.plan.notes import rematerialised_work, time_notes
-from paceline.insight.plan.place import Place, choose_place
-from paceline.insight.plan.plan import Ask, make_plan, rows_per_device
-from paceline.insight.plan.programs import Programs, Workload
+from paceline.insight.plan.place import Place
+from paceline.insight.plan.plan import Ask, LargestRows, make_plan, rows_per_device
+from paceline.insight.plan.programs import Programs, Workload, in_type
+from paceline.insight.plan.times import StepTimes
 from paceline.insight.plan.words import plan_lines, verdict
-from paceline.insight.timeline import Work
+from paceline.insight.timeline import FULL_FLOAT32, Work
 
 WIDTH = 64
 PARAMS = 2 * WIDTH * WIDTH
@@ -110,6 +113,67 @@ def test_a_measured_rate_replaces_the_prediction(programs, machine, place, plan)
     assert given.time.efficiency > plan.time.efficiency, "the same communication weighs less in a longer step"
 
 
+def test_a_rate_far_from_the_predicted_one_is_said(programs, machine, plan):
+    """The interval is a factor exp(1.28 x 0.25) = 1.38 either way: 1.3 times is within, a third and twice are not."""
+    first, second = programs.several([(PER_DEVICE, 64), (PER_DEVICE, 128)])
+    for share, said in ((0.33, True), (0.8, False), (1.3, False), (2.0, True)):
+        notes = StepTimes(machine, first, second, rate=share * plan.single_rate).rate_notes()
+        assert bool(notes) == said
+        assert not said or f"is {share:.2g} of the predicted" in notes[0]
+    assert StepTimes(machine, first, second).rate_notes() == []
+    far = make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(256, rate=64_000.0), notes=())
+    assert any("was it measured with this batch" in note for note in far.notes)
+
+
+def test_the_other_ways_have_a_measured_rate_times_the_ratio_of_predictions(programs, machine, plan):
+    """S_1 of zero1 is to the measured one as the two are predicted; how sure it is stays the prediction's."""
+    asked = make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(256, rate=0.5 * plan.single_rate), notes=())
+    zero1 = Parallel("per_device", placement="zero1")
+    predicted = make_plan(programs, machine, parallel=zero1, ask=Ask(256), notes=())
+    other = make_plan(programs, machine, parallel=zero1, ask=other_ask(asked), notes=())
+    assert other.single_rate / asked.single_rate == pytest.approx(predicted.single_rate / plan.single_rate)
+    assert other.time.one_device_log_sd == ROOFLINE_LOG_SD > asked.time.one_device_log_sd
+    lines = compare_lines([Way("", PER_DEVICE, asked), Way("--placement zero1", zero1, other)])
+    assert lines[-1].startswith("S_1 of the other ways: the measured rate times the ratio")
+    assert len(compare_lines([Way("", PER_DEVICE, plan), Way("--placement zero1", zero1, predicted)])) == 3
+
+
+def test_a_way_with_half_of_the_work_is_twice_as_fast_but_for_the_host(programs, machine):
+    """10 ms measured for 5 ms of products at 0.7 of 156 Tflop/s: 2.5 ms become 5; the host's 0.54 ms become 1.08."""
+    first, second = programs.several([(PER_DEVICE, 64), (PER_DEVICE, 128)])
+
+    def of(seconds: float, **given: float) -> StepTimes:
+        work = (Work({"float32": seconds * 0.7 * 156e12}),)
+        return StepTimes(machine, dataclasses.replace(first, timeline=work), second, **given)
+
+    share = of(5e-3, rate=64 / 10e-3).measured_share
+    assert share == pytest.approx(2.0)
+    for alone_s, expected_s in ((2.5e-3, 5e-3), (1e-6, 2 * HOST_STEP_S)):
+        assert of(alone_s, correction=share).curve()[0].step_s == pytest.approx(expected_s)
+
+
+def test_a_way_that_is_faster_than_the_peak_is_cut_there(programs, machine):
+    """A thousandth of the predicted time is less than all operations at 156 Tflop/s (tfloat32) take."""
+    first, second = programs.several([(PER_DEVICE, 64), (PER_DEVICE, 128)])
+    found = StepTimes(machine, first, second, correction=1e-6).curve()[0]
+    assert found.terms["compute_s"] == pytest.approx(first.program.work.total_flops / 156e12)
+
+
+def test_the_share_of_the_peak_is_of_the_peak_itself(plan):
+    """A V100 does 15.7 Tflop/s of float32, whatever convolutions may save there."""
+    found = dataclasses.replace(plan, machine=parse_machine("4xV100"))
+    expected = plan.step_program.program.work.total_flops / 15.7e12 / plan.time.step_s
+    assert found.utilisation == pytest.approx(expected)
+
+
+def test_measured_collectives_reach_the_plan(programs, machine, plan):
+    """All-reduces of half a second over four devices: the step waits that long, at every number of rows."""
+    curves = NetworkCurves((Curve("all-reduce", 4, 1, (1e3, 1e9), (0.5, 0.6)),), "NVIDIA A100-SXM4-80GB", "nccl")
+    found = make_plan(programs, machine, parallel=PER_DEVICE, ask=Ask(256, curves=curves), notes=())
+    assert found.time.terms["exposed_s"] > 0.5 > 100 * plan.time.terms["exposed_s"]
+    assert found.efficient_rows is None or found.efficient_rows > plan.efficient_rows
+
+
 def test_a_rate_beyond_the_peak_is_refused(programs, machine):
     """An A100 does 156 Tflop/s with float32 operands (tfloat32): 40,960 flop a row allow 3.8e9 rows/s."""
     with pytest.raises(RateError, match="give the rate of one device") as caught:
@@ -151,13 +215,51 @@ def test_the_largest_batch_fills_the_memory(programs, machine):
     assert plan.efficient_rows is None or plan.efficient_rows <= rows
 
 
-def test_no_batch_is_larger_than_the_data(place, machine):
-    """1,000 rows over 4 devices are 250 a device at most."""
+def test_the_largest_batch_is_that_of_the_memory_however_few_the_data_are(place, machine, plan):
+    """1,000 rows over 4 devices are 250 a device: said beside the line of the memory, which is not compiled for that.
+
+    E_4 of 90 % takes as many rows as with endless data.
+    """
     few = Programs(dataclasses.replace(WORK, source_rows=1000), place, devices=4)
-    plan = make_plan(few, machine, parallel=PER_DEVICE, ask=Ask(256), notes=())
-    assert plan.largest.rows == 250
-    assert not plan.largest.is_bounded
-    assert "all rows of the data" in "\n".join(plan_lines(plan))
+    found = make_plan(few, machine, parallel=PER_DEVICE, ask=Ask(256), notes=())
+    assert found.largest.data_rows == 250
+    assert found.largest.rows > 1_000_000
+    assert (found.largest.compiled, found.largest.is_bounded) == (False, True)
+    assert found.efficient_rows == plan.efficient_rows is not None
+    text = "\n".join(plan_lines(found))
+    assert "the data have 250 rows a device: no batch can be larger" in text
+    assert "not reached" not in text
+    assert not any("more than the data have" in note for note in found.notes)
+    assert plan_document(found)["largest_rows_per_device"]["data_rows"] == 250
+
+
+@pytest.mark.parametrize(
+    ("largest", "words"),
+    [
+        (LargestRows(8, True), "8 rows a device, 32 in all (compiled)"),
+        (LargestRows(8, True, is_bounded=False), "8 rows a device or more, 32 in all (compiled; the search ended"),
+        (LargestRows(8, False), "about 8 rows a device, about 32 in all (read off the line"),
+        (LargestRows(8, False, is_bounded=False), "8 rows a device or more, 32 in all (the two compiled batches take"),
+    ],
+)
+def test_how_the_largest_batch_was_found_is_said(plan, largest, words):
+    """Compiled or not, with an end or not: nowhere are there said to be no more data, whose number is unknown."""
+    text = "\n".join(plan_lines(dataclasses.replace(plan, largest=largest)))
+    assert f"largest that fits: {words}" in text
+    assert "the data" not in text
+
+
+def test_one_device_has_no_curve_and_the_plan_says_how_to_get_one(place):
+    """A program for one device sends nothing: no efficiency of more devices follows from it, nor a useful number."""
+    alone = Programs(
+        dataclasses.replace(WORK, source_rows=8), dataclasses.replace(place, devices=place.devices[:1]), devices=1
+    )
+    found = make_plan(alone, parse_machine("A100"), parallel=PER_DEVICE, ask=Ask(64, noise_scale=1000.0), notes=())
+    assert [time.devices for time in found.curve] == [1]
+    assert found.useful is None and found.statistical is not None
+    assert "compiled for one device, which sends nothing: plan for 8xA100, say" in found.notes[-2]
+    assert "learning" in "\n".join(plan_lines(found)) and "useful" not in "\n".join(plan_lines(found))
+    assert plan_document(found)["statistical"]["useful_devices"] is None
 
 
 def test_what_does_not_fit_comes_with_ways_out_and_their_numbers(place, machine):
@@ -238,15 +340,17 @@ def test_gradients_on_the_wire_are_in_the_type_asked_for(programs):
 
 
 def test_a_change_that_does_not_suffice_alone_says_so(plan):
-    """Of two ways out one is below the limit, one above."""
+    """Of three changes one is below the limit, one above, one without a number."""
     small = dataclasses.replace(plan.limit, most_bytes=1000)
     ways = (
         Advice("zero1", "--placement zero1", "", 900, "compiled"),
         Advice("fsdp", "--placement fsdp", "", 1200, "compiled"),
+        Advice("rematerialisation", "rematerialise", "", None, "unknown"),
     )
     lines = plan_lines(dataclasses.replace(plan, limit=small, ways_out=ways))
     assert any(line.startswith("  way out:  --placement zero1") for line in lines)
     assert any(line.startswith("  helps:    --placement fsdp") and "200 B too much" in line for line in lines)
+    assert "  may help: rematerialise" in lines
 
 
 def test_operations_that_xla_computes_again_are_no_work_of_a_sample(plan):
@@ -257,27 +361,38 @@ def test_operations_that_xla_computes_again_are_no_work_of_a_sample(plan):
     assert "a second time" in time_notes(timeline, plan.machine, fits=True)[0]
 
 
-def test_a_type_without_a_unit_is_named():
-    """A V100 has none for bfloat16."""
-    notes = time_notes((Work({"bfloat16": 1.0}, 1.0),), parse_machine("8xV100", nodes=2, network="100GbE"), fits=True)
-    assert notes == ["V100 SXM2 32 GB has no unit for bfloat16: its products are timed at the rate of float32"]
+def test_slow_rates_have_digits(plan):
+    """A step of 100 s with 64 rows a device: 0.64 samples/s, not 1; its interval is not 0 to 1."""
+    slow = dataclasses.replace(plan.time, one_device_step_s=100.0, step_s=100.0)
+    text = "\n".join(plan_lines(dataclasses.replace(plan, time=slow, curve=(slow,))))
+    assert "S_1 0.64 samples/s (predicted; 80 % interval 0.465 to 0.882)" in text
+    assert "           2.56 " in text
 
 
 def test_ways_are_compared_one_option_at_a_time(programs, machine):
-    """global_view, two placements, bfloat16, two numbers of microbatches; each is as asked but for that option."""
+    """global_view, two placements, bfloat16, two numbers of microbatches; each is as asked but for that option.
+
+    Four microbatches do not divide 6 rows; pmap has no placements. Both are listed with the reason.
+    """
     found = list(ways(PER_DEVICE, ("scheme", "placement", "precision", "accumulation"), rows=6))
     assert [change for change, _ in found] == [
         "", "--scheme global_view", "--placement zero1", "--placement fsdp", "--precision bfloat16", "--accumulation 2",
+        "--accumulation 4",
     ]  # fmt: skip
+    assert found[6][1] == NoWay("6 rows a device do not split into 4 microbatches")
+    refused = dict(ways(Parallel("pmap"), ("placement",), rows=6))["--placement zero1"]
+    assert isinstance(refused, NoWay) and "full copy of the state by construction" in refused.why
     assert found[3][1] == Parallel("per_device", placement="fsdp")
 
     def planned(parallel: Parallel) -> Any:
         return make_plan(programs, machine, parallel=parallel, ask=Ask(256), notes=())
 
     wrong = Parallel("per_device", accumulation=3)
-    compared = compare(planned, [found[0], found[2], ("--accumulation 3", wrong)])
+    compared = compare(planned, [found[0], found[2], ("--accumulation 3", wrong), found[6]])
     lines = compare_lines(compared)
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert lines[4] == "--accumulation 4: 6 rows a device do not split into 4 microbatches"
+    assert "S_1 [samples/s]" in lines[0]
     assert lines[1].startswith("as asked")
     assert "does not split" in lines[3]
     zero1 = compared[1].plan
@@ -296,18 +411,9 @@ def test_fewer_simulated_devices_stand_in_for_more():
     assert plan.time.devices == 16
 
 
-def test_the_place_says_what_stands_in(machine, monkeypatch):
-    """Without the CUDA plugin a CPU program does, and the fix is named."""
-    from paceline.insight.plan import place as module
-
-    monkeypatch.setattr(module, "has_cuda_compiler", lambda: False)
-    place = choose_place(machine)
-    assert place.is_cpu and not place.is_planned
-    assert "pip install 'paceline[cuda13]'" in place.notes[0]
-
-
 def test_products_of_a_narrow_precision_are_counted_as_such(programs):
     """The CPU widens bfloat16 products to float32, jax 0.12 only some of them; the planned device would widen none."""
     step = programs.one(Parallel("per_device", precision="bfloat16"), 64)
     assert "float32" in step.program.flops
+    assert in_type((Work({FULL_FLOAT32: 3.0, "float32": 4.0}),), "bfloat16")[0] == Work({"bfloat16": 7.0})
     assert {dtype for work in step.timeline for dtype in getattr(work, "flops", {})} == {"bfloat16"}

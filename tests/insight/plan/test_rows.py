@@ -46,6 +46,13 @@ def test_programs_with_other_kernels_are_scaled_as_a_whole():
     assert made.bytes == pytest.approx(410.0)
 
 
+def test_what_of_the_work_is_of_convolutions_follows_the_rows():
+    """Three quarters of 8 flops with 2 rows, of 16 with 4: 9 of 12 at 3, kernel by kernel and as a whole."""
+    first, second = ((Work({"float32": f}, 8.0, convolutions={"float32": 0.75 * f}),) for f in (8.0, 16.0))
+    for other in (second, (*second, Work({}, 0.0))):
+        assert total_work(timeline_at(3, first=(2, first), second=(4, other))).convolutions == {"float32": 9.0}
+
+
 def test_work_is_never_negative():
     """A line that falls below zero ends there."""
     falling = ((Work({"float32": 10.0}, 10.0),), (Work({"float32": 2.0}, 2.0),))

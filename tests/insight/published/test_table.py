@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,13 @@ def test_a_line_of_the_table_is_the_prediction_of_the_fit_without_its_source(lin
     line = next(line for line in lines if line.source == row.source and line.model == row.model)
     assert line.predicted == pytest.approx(predicted(row, fitted.WITHOUT[row.source].model), rel=1e-9)
     assert line.low < line.predicted < line.high
+
+
+def test_no_prediction_asks_which_source_a_row_is_from():
+    """Every row under another source's name: the same to the last bit. What a run did is read from the run."""
+    model = prior_model()
+    for row in read_rows():
+        assert predicted(replace(row, source="elsewhere"), model) == predicted(row, model)
 
 
 def test_the_priors_alone_rank_well_before_any_efficiency_was_seen():

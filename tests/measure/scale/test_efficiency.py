@@ -13,7 +13,7 @@ from tests.measure.scale.samples import stages
 
 ONE, FOUR = Setting(1, 10), Setting(4, 40)
 SINGLE = stages(local=0.60, step=0.62, feed=0.70, fit=0.80, wait=0.05)
-SEVERAL = stages(local=0.64, barrier=0.66, step=0.76, feed=0.90, fit=1.00, wait=0.15)
+SEVERAL = stages(local=0.64, barrier=0.66, step=0.76, feed=0.90, fit=1.00, wait=0.12)
 
 
 def test_throughput_and_efficiency_are_those_of_the_training_loop():
@@ -30,9 +30,9 @@ def test_each_term_of_the_waterfall_is_what_its_stage_adds_on_k_devices_beyond_o
             "compute": 100 * (0.64 - 0.60),
             "stragglers": 100 * (0.66 - 0.64),
             "communication": 100 * ((0.76 - 0.66) - (0.62 - 0.60)),
-            "input": 100 * (0.15 - 0.05),
+            "input": 100 * (0.12 - 0.05),
             "host": 100 * ((1.00 - 0.90) - (0.80 - 0.70)),
-            "rest": 100 * ((0.90 - 0.76 - 0.15) - (0.70 - 0.62 - 0.05)),
+            "rest": 100 * ((0.90 - 0.76 - 0.12) - (0.70 - 0.62 - 0.05)),
         }
     )
     assert tuple(found.terms) == tuple(TERMS)[:6]
@@ -60,16 +60,26 @@ def test_without_the_truncated_step_the_real_one_is_one_term():
 
 
 def test_on_cores_that_the_feed_shares_input_and_rest_are_one_term():
-    """Waiting 25, rest -31: the two cancel, and what is left is the 6 points that the feed won."""
-    one = stages(local=0.6, step=0.6, feed=0.7, fit=0.8)
-    many = stages(local=0.6, barrier=0.6, step=0.6, feed=0.64, fit=1.0, wait=0.25)
+    """Waiting 4, rest -10: what is left is the 6 points that the feed won."""
+    one = stages(local=0.9, step=0.9, feed=1.0, fit=1.06)
+    many = stages(local=0.9, barrier=0.9, step=0.9, feed=0.94, fit=1.0, wait=0.04)
     apart = waterfall(one, many, one=ONE, many=FOUR)
-    assert (apart.terms["input"].value, apart.terms["rest"].value) == pytest.approx((25, -31))
+    assert (apart.terms["input"].value, apart.terms["rest"].value) == pytest.approx((4, -10))
     joined = waterfall(one, many, one=ONE, many=FOUR, shares_cores=True)
     assert tuple(joined.terms) == ("compute", "stragglers", "communication", "host", "feed")
     assert joined.terms["feed"].value == pytest.approx(-6)
     assert sum(term.value for term in joined.terms.values()) == pytest.approx(100 - joined.efficiency, abs=1e-9)
     assert apart.is_unexplained and not joined.is_unexplained
+
+
+def test_devices_wait_for_batches_no_longer_than_the_feed_adds_to_their_step():
+    """A step of 90 ms, with the feed 96: 91 ms of waiting can have been idle for 6 at most; a feed that costs nothing
+    makes nobody wait."""
+    one = stages(local=0.090, step=0.090, feed=0.090, fit=0.1, wait=0.080)
+    many = stages(local=0.090, barrier=0.090, step=0.090, feed=0.096, fit=0.1, wait=0.091)
+    terms = waterfall(one, many, one=ONE, many=FOUR).terms
+    assert terms["input"].value == pytest.approx(100 * 0.006 / 0.1)
+    assert terms["rest"].value == pytest.approx(0)
 
 
 def test_a_rest_below_some_named_term_is_no_failure():

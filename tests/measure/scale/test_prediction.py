@@ -9,7 +9,9 @@ import pytest
 from paceline.base.errors import OptionError
 from paceline.engine.parallel import Parallel
 from paceline.measure.scale.prediction import Planned, Prediction, read_plan
+from paceline.measure.scale.result import make_scaling, predicted_text
 from paceline.measure.scale.rounds import Setting
+from tests.measure.scale.samples import stages
 
 CURVE = [
     {"devices": 1, "samples_per_s": 10},
@@ -33,9 +35,20 @@ def planned(tmp_path):
 def test_a_prediction_stands_beside_the_rows_a_device_that_it_is_for(planned):
     """32 rows: 8 devices with 256, one with 32; not the whole 256 on one (strong scaling), nor K = 2."""
     plan = planned()
-    assert plan.at(Setting(8, 256)) == Prediction(70.0, 0.9, 0.0, 0.95)
-    assert plan.at(Setting(1, 32)) == Prediction(10.0, None, None, None)
-    assert plan.at(Setting(1, 256)) is None and plan.at(Setting(8, 128)) is None and plan.at(Setting(2, 64)) is None
+    one = Setting(1, 32)
+    assert plan.at(Setting(8, 256), one=one) == Prediction(70.0, 0.9, 0.0, 0.95)
+    assert plan.at(one, one=one) == Prediction(10.0, None, None, None)
+    assert [plan.at(other, one=one) for other in (Setting(1, 256), Setting(8, 128), Setting(2, 64))] == [None] * 3
+
+
+def test_an_efficiency_against_another_baseline_is_left_out(planned):
+    """Strong scaling: one device with all 256 rows, where that of the plan has 32. S_K stands, the figure's E_K not."""
+    assert planned().at(Setting(8, 256), one=Setting(1, 256)) == Prediction(70.0, None, None, None)
+    settings = [Setting(1, 256), Setting(8, 256)]
+    measured = {setting: stages(local=1.0, barrier=1.0, step=1.0, feed=1.0, fit=1.0) for setting in settings}
+    scaling = make_scaling("strong", settings, measured=measured, not_claimed={}.get, planned=planned(), noise=None)
+    assert [point.predicted for point in scaling.points] == [None, Prediction(70.0, None, None, None)]
+    assert predicted_text(scaling.points[1].predicted) == "70 samples/s"
 
 
 EIGHT = Setting(8, 256)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from paceline.base.errors import BatchSizeError, ProcessError, TaskError, error_from
+from paceline.base.errors import BatchSizeError, NonFiniteError, ProcessError, TaskError, error_from
 from paceline.insight.memory.largest import MemoryFitError
 from paceline.measure.scale import station as stations
 from paceline.measure.scale.station import HereStation, Network, ProcessStation, refuse, serve
@@ -171,6 +171,25 @@ def test_a_device_without_memory_is_an_error_with_a_way_out(monkeypatch, text):
     assert raised.type is MemoryFitError
     assert "a batch of 64 on 2 x cpu" in raised.value.what and "more" not in raised.value.what
     assert "--placement zero1" in raised.value.fix and "smaller --batch" in raised.value.fix
+
+
+def test_a_training_that_diverges_costs_the_noise_scale_and_nothing_else(monkeypatch):
+    """It is measured last: what was timed before stays."""
+
+    class Diverges:
+        no_local = ""
+
+        def __init__(self, make_subject, devices, *, batch):
+            return
+
+        def noise(self):
+            raise NonFiniteError(what="the loss is nan at step 7", why="y", fix="f")
+
+    monkeypatch.setattr(stations, "Bench", Diverges)
+    station = HereStation(lambda batch: subject(), jax.devices()[:2])
+    station.prepare(8)
+    noise = station.noise(8)
+    assert noise.rows is None and "diverged: the loss is nan at step 7" in noise.why_unknown
 
 
 def test_where_there_is_no_station_every_order_is_answered_with_why():

@@ -12,8 +12,9 @@ from paceline.measure.tune.options import Room
 from paceline.measure.tune.setting import Setting
 
 ROOM = Room(
-    devices=4, largest_rows=64, gradient_bytes=5_000_000, sees_rows_together=False, can_sync=False, keep_training=False
-)
+    devices=4, found_for=Parallel(), largest_rows=64, refuses=True, data_rows=1000, gradient_bytes=5_000_000,
+    sees_rows_together=False, can_sync=False, keep_training=False,
+)  # fmt: skip
 BATCH_NORM = dataclasses.replace(ROOM, sees_rows_together=True, can_sync=True)
 STRICT = dataclasses.replace(BATCH_NORM, keep_training=True)
 
@@ -25,6 +26,25 @@ def offered(axis, setting, room=ROOM) -> dict[str, str]:
 
 def per_device(**fields) -> Setting:
     return Setting(64, Parallel("per_device", **fields))
+
+
+@pytest.mark.parametrize(
+    ("change", "parallel", "why"),
+    [
+        ({}, Parallel(), "128 rows a device are more than fit (64)"),
+        ({}, Parallel(placement="zero1"), ""),
+        ({}, Parallel(accumulation=2), ""),
+        ({"largest_rows": None}, Parallel(), ""),
+        ({"largest_rows": None, "data_rows": 100}, Parallel(), "128 rows a device are more than the data has (100)"),
+        ({"data_rows": 100}, Parallel(placement="zero1"), "128 rows a device are more than the data has (100)"),
+        ({"largest_rows": None, "refuses": False}, Parallel(placement="zero1"), "how many rows fit is unknown"),
+    ],
+)
+def test_a_batch_is_left_out_for_its_own_reason(change, parallel, why):
+    """From 256 rows on 4 devices to 128 each. What was found for one step says nothing of another: the trial tells."""
+    (option,) = options.batch(Setting(256, parallel), dataclasses.replace(ROOM, **change))
+    assert option.why_not.startswith(why) and bool(option.why_not) == bool(why)
+    assert (option.setting is None) == bool(why)
 
 
 def test_microbatches_divide_the_rows_of_a_device():

@@ -23,8 +23,9 @@ from paceline.measure.tune.search import (
 from paceline.measure.tune.setting import Setting
 
 ROOM = Room(
-    devices=4, largest_rows=64, gradient_bytes=5_000_000, sees_rows_together=False, can_sync=False, keep_training=False
-)
+    devices=4, found_for=Parallel(), largest_rows=64, refuses=True, data_rows=1000, gradient_bytes=5_000_000,
+    sees_rows_together=False, can_sync=False, keep_training=False,
+)  # fmt: skip
 START = Setting(64, Parallel())
 
 

@@ -16,12 +16,14 @@ from paceline.data.source import rows
 from paceline.engine.parallel import Parallel
 from paceline.insight.memory.largest import MemoryFitError
 from paceline.measure.scale.subject import Subject
+from paceline.measure.tune import tune as module
 from paceline.measure.tune.result import Memory, TuneResult, speeds, trial_line
 from paceline.measure.tune.rig import Bench, Rig
 from paceline.measure.tune.search import Pairs
 from paceline.measure.tune.setting import Setting
 from paceline.measure.tune.tune import Heard, TuneError, TuneOptions, find_memory, memory_limit, tune
 from paceline.tasks.task import task
+from paceline.topology.devices import machine_memory
 
 ROWS, DIMS = 256, 4
 START = Setting(32, Parallel())
@@ -65,6 +67,22 @@ def test_all_rows_of_a_small_data_set_fit():
     assert (memory.largest_rows, memory.ended_by) == (128, "data")
     assert memory.peak_bytes is not None and 0 < memory.peak_bytes < 10**9
     assert "128 rows a device fit, all that the data has" in str(memory)
+
+
+def test_a_search_that_the_time_ended_says_so(monkeypatch):
+    """After one size: with what fits, or with what does not; five sizes without an end are neither memory nor data."""
+    monkeypatch.setattr(Rig, "peak_bytes", lambda own, batch: 100)
+    made, late = rig(START), {"deadline_s": 0.0, "clock": lambda: 1.0}
+    some = find_memory(made, subject(32), limit=1000, **late)
+    assert (some.largest_rows, some.ended_by) == (16, "time") and "there was time to compile" in str(some)
+    monkeypatch.setattr(Rig, "peak_bytes", lambda own, batch: 2000)
+    none = find_memory(made, subject(32), limit=1000, **late)
+    assert (none.largest_rows, none.ended_by) == (None, "time")
+    assert "16 rows a device do not fit, and the time was up" in str(none) and "--seconds" in str(none)
+    monkeypatch.setattr(module, "_MOST_COMPILATIONS", 1)
+    monkeypatch.setattr(Rig, "peak_bytes", lambda own, batch: 100)
+    few = find_memory(made, subject(32), limit=1000, deadline_s=1e9, clock=lambda: 0.0)
+    assert (few.largest_rows, few.ended_by) == (16, "compilations") and "that were compiled" in str(few)
 
 
 def test_with_a_fixed_batch_only_the_start_is_compiled_for_its_memory(monkeypatch):
@@ -166,7 +184,8 @@ def test_batches_made_ahead_count_as_memory():
 
 
 def test_the_memory_of_a_device_is_its_own_unless_told():
-    """A GPU's limit; nothing where it says nothing; the number that was given: nine tenths of each."""
+    """A GPU's limit; nothing where it says nothing; the number that was given, if it is the smaller: nine tenths of
+    each. Two simulated devices halve the machine."""
 
     def device(stats):
         return SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
@@ -174,6 +193,10 @@ def test_the_memory_of_a_device_is_its_own_unless_told():
     assert memory_limit([device({"bytes_limit": 1000})], None) == 900
     assert memory_limit([device({})], None) is None and memory_limit([device(None)], None) is None
     assert memory_limit([device({})], 2000) == 1800
+    assert memory_limit([device({"bytes_limit": 1000})], 2000) == 900, "what JAX has there, not what was told"
+    assert memory_limit([device({"bytes_limit": 1000})], 500) == 450
+    cpus = [SimpleNamespace(platform="cpu")] * 2
+    assert memory_limit(cpus, 10**18) == memory_limit(cpus, None) == int(0.9 * (machine_memory() // 2))
 
 
 def test_an_unknown_memory_is_said_to_be_unknown():
@@ -186,6 +209,27 @@ def test_a_gain_is_told_with_its_interval():
     assert speeds(six) == "100 samples/s -> 115 samples/s, x 1.150 (1.100 to 1.200)"
     three = Pairs((100.0,) * 3, (80.0, 90.0, 95.0))
     assert speeds(three) == "100 samples/s -> 90 samples/s, x 0.900 (0.800 to 0.950, at 75 % from 3 pairs)"
+
+
+FASTER = Setting(64, Parallel())
+
+
+@pytest.mark.parametrize(
+    ("total", "words"),
+    [
+        (Pairs((100.0,) * 6, (110.0,) * 6), ""),
+        (Pairs((100.0,) * 3, (110.0, 95.0, 90.0)), "what was kept may be luck"),
+        (Pairs((100.0,) * 6, (101.0,) * 6), "what was kept may be luck"),
+        (Pairs((100.0,) * 2, (110.0,) * 2), "more --seconds"),
+        (None, "could not be compared with each other in the end: more --seconds"),
+    ],
+    ids=["kept", "lost twice", "too small", "not decided", "no time"],
+)
+def test_what_the_last_comparison_does_not_confirm_is_said_to_be_luck(total, words):
+    """As a change is judged: won all, or it is said."""
+    notes = module._total_notes(START, FASTER, total)
+    assert bool(notes) == bool(words) and all(words in note for note in notes)
+    assert module._total_notes(START, START, None) == []
 
 
 def test_a_larger_batch_is_said_to_be_another_training(monkeypatch):

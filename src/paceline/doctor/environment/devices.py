@@ -1,6 +1,7 @@
 """The devices as JAX sees them: kinds, number, memory, mixtures, simulated ones beside the machine's cores.
 
-Owns: the first use of a device, with JAX's own words if it fails; a GPU that JAX does not use, with the reason.
+Owns: the first use of a device, with JAX's own words if it fails and a limit if it hangs; a GPU that JAX does not use,
+with the reason.
 Not here: versions (`versions`), memory that others hold (`memory`).
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from paceline.base.errors import PacelineError
-from paceline.base.units import format_bytes, format_count
+from paceline.base.units import format_bytes, format_count, format_duration
 from paceline.doctor.environment.asked import Asked
 from paceline.doctor.environment.gpus import Driver, nvidia_card
 from paceline.doctor.environment.limits import usable_cores
@@ -25,6 +27,9 @@ from paceline.doctor.finding import Finding, error_finding
 from paceline.topology.devices import choose_devices, machine_memory
 
 CHECK = "devices"
+
+START_S = 120.0
+"""Limit of the first use of a device, in which a broken driver hangs; far above what a start takes."""
 
 
 class Heard(logging.Handler):
@@ -45,14 +50,41 @@ HEARD = Heard()
 """JAX says it once a process, at the first use of a device."""
 
 
-def start_devices() -> Finding | None:
-    """Use a device for the first time; why that fails, or None. JAX's words name the backend."""
+_STARTS: list[threading.Thread] = []
+"""First uses that did not end in time. JAX holds a lock meanwhile, so no other thread can use a device either."""
+
+
+def start_devices(*, limit_s: int | float = START_S) -> Finding | None:
+    """Use a device for the first time; why that fails or that it hangs, or None. JAX's words name the backend."""
+    if start_hangs():
+        return _hanging(limit_s)
+    raised: list[Exception] = []
+    thread = threading.Thread(target=_use, args=(raised,), name="paceline-doctor-start", daemon=True)
     with listening():
-        try:
-            jax.devices()
-        except Exception as error:  # RuntimeError for a platform; AssertionError where its plugin failed before
-            return start_failure(error)
-    return None
+        thread.start()
+        thread.join(limit_s)
+    if thread.is_alive():
+        _STARTS.append(thread)
+        return _hanging(limit_s)
+    return start_failure(raised[0]) if raised else None
+
+
+def start_hangs() -> bool:
+    """Whether a first use of a device still runs in a thread that was given up: nothing may use a device then."""
+    return any(thread.is_alive() for thread in _STARTS)
+
+
+def _use(raised: list[Exception]) -> None:
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError for a platform; AssertionError where its plugin failed before
+        raised.append(error)
+
+
+def _hanging(limit_s: int | float) -> Finding:
+    what = f"JAX hangs at its first use of a device: no answer in {format_duration(limit_s)}"
+    fix = "look whether nvidia-smi answers, restart the machine or its driver; JAX_PLATFORMS=cpu leaves the GPUs out"
+    return Finding(CHECK, "error", what, fix)
 
 
 @contextlib.contextmanager

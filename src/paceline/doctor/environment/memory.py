@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.base.gpus import visible_entries
 from paceline.base.units import format_bytes, format_percent
-from paceline.doctor.environment.gpus import Driver, Gpu
+from paceline.doctor.environment.gpus import Driver, Gpu, leading_number
 from paceline.doctor.environment.system import System
 from paceline.doctor.finding import Finding
 
@@ -29,9 +29,12 @@ _OTHERS_BYTES = 600 * 1024**2
 _LEFT = 0.1
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
 _CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup/", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+"""Version 2, then 1: limit, usage, and the line of ``memory.stat`` with the files in the page cache that were not used
+lately. They count as usage, and the kernel gives them back before it refuses memory. Source: Linux, Documentation,
+"Control Group v2", memory, and "Memory Resource Controller" of version 1."""
 
 
 def occupied_findings(system: System, driver: Driver) -> list[Finding]:
@@ -53,7 +56,7 @@ def _visible(system: System, driver: Driver) -> list[Gpu]:
         return list(driver.gpus)
     seen = visible_entries(text, there=len(driver.gpus))
     return [gpu for gpu in driver.gpus
-            if any(entry == str(gpu.index) or gpu.uuid.startswith(entry) for entry in seen)]  # fmt: skip
+            if any(leading_number(entry) == gpu.index or gpu.uuid.startswith(entry) for entry in seen)]  # fmt: skip
 
 
 def _fraction(system: System) -> tuple[float | None, list[Finding]]:
@@ -102,17 +105,24 @@ def _gpu(gpu: Gpu, driver: Driver, *, fraction: float | None) -> Iterator[Findin
     yield Finding(CHECK, "error", what, f"{end}, or set {_FRACTIONS[0]}={share:.2f}")
 
 
+def _stat(system: System, folder: str, name: str) -> int:
+    """Bytes in a line of ``memory.stat`` of a control group; 0 if it does not tell."""
+    found = re.search(rf"^{name} (\d+)$", system.read(f"{folder}memory.stat") or "", re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def _machine(system: System) -> Finding:
     """Memory that the machine has left, within the limit of its control group."""
     known = {name: int(size) * 1024 for name, size in _MEMINFO.findall(system.read("/proc/meminfo") or "")}
     if len(known) < 2:
         return Finding(CHECK, "ok", "the machine does not tell how much memory is free")
     total, free = known["MemTotal"], known["MemAvailable"]
-    for limit_file, usage_file in _CGROUPS:
-        limit, usage = (system.read(limit_file) or "").strip(), (system.read(usage_file) or "").strip()
+    for folder, limit_file, usage_file, cached in _CGROUPS:
+        limit, usage = ((system.read(folder + name) or "").strip() for name in (limit_file, usage_file))
         if limit.isdigit() and int(limit) < total:
             total = int(limit)
-            free = min(free, total - int(usage)) if usage.isdigit() else min(free, total)
+            held = max(0, int(usage) - _stat(system, folder, cached)) if usage.isdigit() else 0
+            free = min(free, total - held)
     text = f"the machine has {format_bytes(max(0, free))} of {format_bytes(total)} memory left"
     if free > _LEFT * total:
         return Finding(CHECK, "ok", text)

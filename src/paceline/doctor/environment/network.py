@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from paceline.base import launched
 from paceline.base.errors import PacelineError
 from paceline.doctor.environment.asked import Asked
+from paceline.doctor.environment.processes import starters
 from paceline.doctor.environment.system import System
 from paceline.doctor.finding import Finding, error_finding
 from paceline.launch.machine import is_port_free
@@ -80,12 +81,24 @@ def _coordinator(system: System, asked: Asked) -> Iterator[Finding]:
         fix = "check its spelling, or give its address in place of its name"
         yield Finding(CHECK, "error", f"the coordinator's machine {host!r} resolves to no address", fix)
         return
-    own = set(system.addresses(system.host_name)) | {"127.0.0.1", "::1"}
-    index = asked.process_index if asked.process_index is not None else system.number(launched.PROCESS_INDEX)
-    if not own & set(places):
-        yield Finding(CHECK, "ok", f"the coordinator's machine {host} is {places[0]}")
-    elif index in (0, None) and not is_port_free(port):
+    is_here = any(map(system.owns, places))
+    index = _index(system, asked)
+    where = f"the coordinator's machine {host} is {places[0]}"
+    if index == 0 and not is_here:
+        what = f"{where}, which is no address of this machine, where process 0 is to listen"
+        yield Finding(CHECK, "warning", what, "give --coordinator the address of process 0's machine, unless this one "
+                      "is reached by that address from outside")  # fmt: skip
+    if not (index == 0 or (index is None and is_here)):
+        yield Finding(CHECK, "ok", f"{where}; port {port} there is for process 0 to listen on, and was not tried")
+    elif not is_port_free(port):
         yield Finding(CHECK, "error", f"port {port}, where process 0 is to listen, is taken on this machine",
                       "use another port in --coordinator, or end the program that listens there")  # fmt: skip
     else:
         yield Finding(CHECK, "ok", f"the coordinator's port {port} is free on this machine")
+
+
+def _index(system: System, asked: Asked) -> int | None:
+    """Which process this one is; None if nothing says it."""
+    told = [asked.process_index, system.number(launched.PROCESS_INDEX)]
+    told += [starter.index for starter in starters(system) if starter.count > 1]
+    return next((index for index in told if index is not None), None)

@@ -22,7 +22,7 @@ from paceline.topology.membership import find_membership
 
 CHECK = "processes"
 
-_TASKS = re.compile(r"^(\d+)(?:\(x\d+\))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 _SLURM_NUMBERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
 _OMPI_NUMBERS = (
@@ -62,12 +62,34 @@ def starters(system: System) -> list[Starter]:
                     system.number("OMPI_COMM_WORLD_LOCAL_RANK"), system.number("OMPI_COMM_WORLD_LOCAL_SIZE"))
         )  # fmt: skip
     if (count := system.number("SLURM_NTASKS")) is not None and system.variable("SLURM_JOB_ID"):
-        tasks = _TASKS.match(system.variable("SLURM_STEP_TASKS_PER_NODE") or system.variable("SLURM_NTASKS_PER_NODE"))
         found.append(
             Starter("Slurm", "SLURM_NTASKS", count, system.number("SLURM_PROCID"), system.number("SLURM_LOCALID"),
-                    int(tasks[1]) if tasks else None)
+                    _tasks_here(system))
         )  # fmt: skip
     return found
+
+
+def _tasks_here(system: System) -> int | None:
+    """Tasks of the Slurm step on this machine; None if the variables do not tell.
+
+    ``4(x2),3`` means 4 on each of the first two machines, 3 on the third. Source: Slurm, manual of srun, output
+    environment variables.
+    """
+    text = system.variable("SLURM_STEP_TASKS_PER_NODE") or system.variable("SLURM_NTASKS_PER_NODE")
+    found = [_TASKS.fullmatch(part.strip()) for part in text.split(",")]
+    groups = [(int(group[1]), int(group[2] or 1)) for group in found if group is not None]
+    if len(groups) < len(found):
+        return None
+    if len({tasks for tasks, _ in groups}) == 1:  # on every machine as many: which one this is does not matter
+        return groups[0][0]
+    place = system.number("SLURM_NODEID")
+    if place is None:
+        return None
+    for tasks, machines in groups:
+        if place < machines:
+            return tasks
+        place -= machines
+    return None
 
 
 def process_findings(system: System, asked: Asked) -> list[Finding]:

@@ -46,12 +46,33 @@ def packages_installed() -> dict[str, str]:
     return found
 
 
+def extras_of_jax() -> frozenset[str]:
+    """What can stand in ``pip install "jax[...]"``, from the metadata of the installed jax; empty if it has none."""
+    try:
+        return frozenset(importlib.metadata.metadata("jax").get_all("Provides-Extra") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return frozenset()
+
+
 def addresses_of(name: str) -> list[str]:
     """The addresses that a machine's name resolves to; none if it does not."""
     try:
         return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
     except (OSError, UnicodeError):
         return []
+
+
+def is_own_address(address: str) -> bool:
+    """Whether an address is one of this machine's: only such a one can be bound to."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except (OSError, UnicodeError):
+        return False
+    return True
 
 
 def soft_limit(name: str) -> int | None:
@@ -78,7 +99,7 @@ class System:
       root: folder that stands for ``/``.
       cores: CPU cores that this process may run on.
       host_name: of this machine.
-      addresses, limit, space, packages: see the functions above.
+      addresses, owns, limit, space, packages, extras: see the functions above.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -86,9 +107,11 @@ class System:
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     host_name: str = field(default_factory=socket.gethostname)
     addresses: Callable[[str], list[str]] = addresses_of
+    owns: Callable[[str], bool] = is_own_address
     limit: Callable[[str], int | None] = soft_limit
     space: Callable[[Path], tuple[int, int] | None] = disk_space
     packages: Callable[[], Mapping[str, str]] = packages_installed
+    extras: Callable[[], frozenset[str]] = extras_of_jax
 
     def path(self, name: str) -> Path:
         """A file or folder of this machine, by its absolute name."""

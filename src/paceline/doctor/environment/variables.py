@@ -3,7 +3,8 @@
 Owns: ``JAX_*`` and ``XLA_*`` names against those in the installed JAX, platforms that are not there, the value for
 which jax cannot be imported.
 Not here: XLA_FLAGS (`flags`), variables of processes (`processes`), of memory (`memory`).
-Invariant: what is known is read from the installed JAX, never from a list that ages. Imports no jax.
+Invariant: what is known is read from the installed JAX, its libraries included, never from a list that ages. Imports no
+jax.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.util
+import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.base.errors import PacelineError
@@ -24,6 +26,7 @@ CHECK = "variables"
 _OURS = re.compile(r"(JAX|XLA|LIBTPU)_[A-Z0-9_]+")
 _WRITTEN = re.compile(r"[\"']((?:JAX|XLA|LIBTPU|jax)_[A-Za-z0-9_]+)[\"']")
 _PACKAGES = ("jax", "jaxlib")
+_LIBRARIES = ("jaxlib", "jax_plugins", "libtpu")
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu", "METAL", "metal", "oneapi", "proxy")
 _PLUGINS = {"cuda": "cuda", "gpu": "cuda", "rocm": "rocm", "tpu": "libtpu"}
 _CUDA_OR_ROCM = ("cuda", "rocm")
@@ -74,7 +77,7 @@ def _refused(system: System, importing: str | None) -> Iterator[Finding]:
 
 def _unknown(system: System) -> Iterator[Finding]:
     for name in sorted(name for name in system.environment if _OURS.fullmatch(name)):
-        if name in names_in_jax():
+        if name in names_in_jax() or _is_in_libraries(name):
             continue
         near = difflib.get_close_matches(name, sorted(names_in_jax()), n=1, cutoff=0.75)
         fix = f"did you mean {near[0]}? Set that, or unset {name}" if near else f"unset {name}"
@@ -85,13 +88,30 @@ def _unknown(system: System) -> Iterator[Finding]:
 def names_in_jax() -> frozenset[str]:
     """Every name in JAX's Python sources that is, or as an option of `jax.config` becomes, a variable. About 0.2 s."""
     found: set[str] = set()
-    for package in _PACKAGES:
+    for file in _files(_PACKAGES, "*.py"):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        found |= {name.upper() for name in _WRITTEN.findall(text)}
+    return frozenset(found)
+
+
+def _is_in_libraries(name: str) -> bool:
+    """Whether XLA itself reads a variable: its name, to the end of a word, in a library. About 0.1 s each."""
+    whole = re.compile(re.escape(name.encode()) + rb"(?![A-Za-z0-9_])")
+    for file in _files(_LIBRARIES, "*.so"):
+        if not file.stat().st_size:
+            continue
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if whole.search(content):
+                return True
+    return False
+
+
+def _files(packages: Sequence[str], pattern: str) -> Iterator[Path]:
+    """The files of installed packages, none of them imported."""
+    for package in packages:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
-            for file in Path(folder).rglob("*.py"):
-                text = file.read_text(encoding="utf-8", errors="replace")
-                found |= {name.upper() for name in _WRITTEN.findall(text)}
-    return frozenset(found)
+            yield from Path(folder).rglob(pattern)
 
 
 def _platforms(system: System) -> Iterator[Finding]:
@@ -104,9 +124,19 @@ def _platforms(system: System) -> Iterator[Finding]:
             yield Finding(CHECK, "error", f"JAX_PLATFORMS={name} is no platform of JAX",
                           f"{fix}use cpu, cuda, rocm or tpu, or unset it to let JAX choose")  # fmt: skip
         elif name in _PLUGINS and not any(_brings(package, name) for package in system.packages()):
-            extra = {"cuda": "cuda13", "gpu": "cuda13", "rocm": "rocm", "tpu": "tpu"}[name]
+            extra = _extra(system, {"gpu": "cuda"}.get(name, name))
+            install = f'pip install "jax[{extra}]", or ' if extra else ""
             yield Finding(CHECK, "error", f"JAX_PLATFORMS={name}, but no package for it is installed",
-                          f'pip install "jax[{extra}]", or unset JAX_PLATFORMS')  # fmt: skip
+                          f"{install}unset JAX_PLATFORMS")  # fmt: skip
+
+
+def _extra(system: System, platform: str) -> str | None:
+    """The newest extra of the installed jax for a platform: ``cuda13``, ``rocm7-local``; None if it has none."""
+    form = re.compile(rf"{platform}(\d*)(-local)?")
+    found = [match for match in map(form.fullmatch, system.extras()) if match]
+    # Rather one that brings the libraries too than one that takes those of the machine.
+    best = max(found, key=lambda match: (match[2] is None, int(match[1] or 0)), default=None)
+    return None if best is None else best[0]
 
 
 def _brings(package: str, platform: str) -> bool:

@@ -16,7 +16,7 @@ from paceline.doctor.finding import Finding
 
 CHECK = "versions"
 
-OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+OLDEST_DRIVER = {12: 525, 13: 580}
 """Major version of CUDA to that of the oldest Linux driver. Source: NVIDIA, CUDA Compatibility, "Minor Version
 Compatibility", table 1 (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
@@ -35,7 +35,7 @@ def version_findings(system: System, driver: Driver, *, importing: str | None = 
       importing: why jax could not be imported, in its own words; None if it could.
     """
     packages = system.packages()
-    found = [*_importing(packages, importing), *_plugins(packages, driver), *_driver(packages, driver)]
+    found = [*_importing(packages, importing), *_plugins(system, driver), *_driver(system, driver)]
     if any(finding.level == "error" for finding in found):
         return found
     return [*found, Finding(CHECK, "ok", _versions(packages, driver))]
@@ -61,8 +61,9 @@ def _importing(packages: Mapping[str, str], importing: str | None) -> Iterator[F
         yield Finding(CHECK, "error", f"jax cannot be imported: {importing}", f"{fix}, which brings the jaxlib for it")
 
 
-def _plugins(packages: Mapping[str, str], driver: Driver) -> Iterator[Finding]:
+def _plugins(system: System, driver: Driver) -> Iterator[Finding]:
     """Plugins beside jaxlib: JAX leaves out one of another version, and trains on CPU."""
+    packages, extras = system.packages(), system.extras()
     jaxlib = packages.get("jaxlib", "")
     cudas = sorted(int(match[1]) for match in map(_PLUGIN.fullmatch, packages) if match)
     for cuda in cudas:
@@ -70,6 +71,8 @@ def _plugins(packages: Mapping[str, str], driver: Driver) -> Iterator[Finding]:
             name = f"jax-cuda{cuda}-{part}"
             version = packages.get(name)
             install = f'pip install --upgrade "jax[cuda{cuda}]=={packages.get("jax", jaxlib)}"'
+            if extras and f"cuda{cuda}" not in extras:  # left over from an older jax
+                install = f"pip uninstall jax-cuda{cuda}-plugin jax-cuda{cuda}-pjrt: this jax has none for CUDA {cuda}"
             if version is None:
                 yield Finding(CHECK, "error", f"{name} is missing beside its other half, so JAX runs on CPU", install)
             elif jaxlib and _numbers(version) != _numbers(jaxlib):
@@ -85,7 +88,7 @@ def _plugins(packages: Mapping[str, str], driver: Driver) -> Iterator[Finding]:
                       f'pip install --upgrade "jax[cuda{extra}]=={packages.get("jax", jaxlib)}"')  # fmt: skip
 
 
-def _driver(packages: Mapping[str, str], driver: Driver) -> Iterator[Finding]:
+def _driver(system: System, driver: Driver) -> Iterator[Finding]:
     """A driver that is broken, or too old for the plugin's CUDA; GPUs that this CUDA no longer serves."""
     if driver.problem is not None:
         mismatch = "version mismatch" in driver.problem
@@ -93,21 +96,22 @@ def _driver(packages: Mapping[str, str], driver: Driver) -> Iterator[Finding]:
             "mend the driver first: nvidia-smi has to list the GPUs; inside a container, start it with --gpus all"
         )  # fmt: skip
         yield Finding(CHECK, "error", driver.problem, fix)
-    cuda = cuda_of(packages)
+    cuda = cuda_of(system.packages())
     if cuda is None:
         return
-    oldest, extra = OLDEST_DRIVER.get(cuda), f'pip install "jax[cuda{cuda - 1}]"'
+    oldest, older = OLDEST_DRIVER.get(cuda), f"cuda{cuda - 1}"
+    extra = f'pip install "jax[{older}]"' if older in system.extras() else None
     if oldest is not None and driver.major is not None and driver.major < oldest:
         fix = f"update the driver to {oldest} or newer"
-        fix += f", or {extra}" if driver.major >= OLDEST_DRIVER.get(cuda - 1, oldest) else ""
+        fix += f", or {extra}" if extra and driver.major >= OLDEST_DRIVER.get(cuda - 1, oldest) else ""
         yield Finding(CHECK, "error", f"driver {driver.version} is too old for CUDA {cuda}, which needs {oldest} or "
                       "newer, so JAX runs on CPU", fix)  # fmt: skip
     least = OLDEST_CAPABILITY.get(cuda, 0.0)
     for gpu in driver.gpus:
         if gpu.capability is not None and gpu.capability < least:
             what = f"GPU {gpu.index} ({gpu.name}) has compute capability {gpu.capability}, below {least} of CUDA {cuda}"
-            fix = extra if gpu.capability >= OLDEST_CAPABILITY.get(cuda - 1, least) else "use a newer GPU"
-            yield Finding(CHECK, "error", what, fix)
+            served = gpu.capability >= OLDEST_CAPABILITY.get(cuda - 1, least)
+            yield Finding(CHECK, "error", what, extra if extra and served else "use a newer GPU")
 
 
 def _numbers(version: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from paceline.base.gpus import gpus_of_machine, names_a_gpu, visible_entries
 from paceline.base.units import format_count
 from paceline.doctor.environment.asked import Asked
-from paceline.doctor.environment.gpus import Driver
+from paceline.doctor.environment.gpus import Driver, leading_number
 from paceline.doctor.environment.system import System
 from paceline.doctor.finding import Finding
 
@@ -44,20 +44,25 @@ def _entries(text: str, driver: Driver, *, there: int) -> Iterator[Finding]:
         what = f"{_NAME}={text!r} names {' and '.join(repeated)} twice, and CUDA then shows no GPU at all"
         yield Finding(CHECK, "error", what, f"set {_NAME}={once}")
         return
+    fix = f"use numbers 0 to {there - 1}, joined by commas without ranges"
     for place, entry in enumerate(entries):
         problem = _problem(entry, driver, there=there)
         if problem is not None:
             hidden = len(entries) - place - 1
             what = f"{_NAME}={text!r}: {entry!r} {problem}"
             what += f", and CUDA hides the {format_count(hidden, 'GPU')} behind it too" if hidden else ""
-            yield Finding(CHECK, "error", what, f"use numbers 0 to {there - 1}, joined by commas without ranges")
+            yield Finding(CHECK, "error", what, fix)
             return
+        if not entry.isdigit() and (index := leading_number(entry)) is not None:
+            what = f"{_NAME}={text!r}: of {entry!r} CUDA reads the number in front alone, GPU {index}"
+            yield Finding(CHECK, "error", what, fix)
 
 
 def _problem(entry: str, driver: Driver, *, there: int) -> str | None:
     """Why an entry names no GPU; None if it does."""
-    if entry.isdigit():
-        return None if int(entry) < there else f"names no GPU: there are {there}"
+    index = leading_number(entry)
+    if index is not None:
+        return None if index < there else f"names no GPU: there are {there}"
     if entry.startswith("GPU-") and driver.gpus:
         return None if any(gpu.uuid.startswith(entry) for gpu in driver.gpus) else "is the name of no GPU here"
     if entry.startswith(("GPU-", "MIG-")):

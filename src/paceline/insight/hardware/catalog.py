@@ -104,17 +104,17 @@ NVIDIA = (
     Device(
         "P100 SXM2 16 GB",
         ("P100", "P100-SXM2", "Tesla P100-SXM2-16GB", "P100 DGX-1"),
-        {"float64": 5.3 * T, "float32": 10.6 * T, "float16": 21.2 * T},
+        {"float64": 5.3 * T, "float32": 10.6 * T},  # its float16 units add in float16
         17_066_885_120,
         732 * GB,
         "NVLink1",
-        network="4x100Gb InfiniBand",
-        sources=_sources(_P100_SHEET, network="NVIDIA DGX-1 data sheet, 2017: four EDR adapters"),
+        network="50Gb InfiniBand per GPU",
+        sources=_sources(_P100_SHEET, network="NVIDIA DGX-1 data sheet, 2017: four EDR adapters for 8"),
     ),
     Device(
         "P100 PCIe 16 GB",
         ("P100-PCIe", "Tesla P100-PCIE-16GB"),
-        {"float64": 4.7 * T, "float32": 9.3 * T, "float16": 18.7 * T},
+        {"float64": 4.7 * T, "float32": 9.3 * T},
         17_066_885_120,
         732 * GB,
         "PCIe3",
@@ -160,9 +160,11 @@ NVIDIA = (
         85_100_068_864,
         2039 * GB,
         "NVLink3",
-        network="8x200Gb InfiniBand",
+        network="200Gb InfiniBand per GPU",
         devices_per_node=16,
-        sources=_sources(_A100_SHEET, network="NVIDIA DGX A100 data sheet, 2020; Azure NDm A100 v4: 8 HDR adapters"),
+        sources=_sources(
+            _A100_SHEET, network="NVIDIA DGX A100 data sheet, 2020; Azure NDm A100 v4: 8 HDR adapters for 8"
+        ),
     ),
     Device(
         "A100 PCIe 40 GB",
@@ -293,9 +295,9 @@ AMD = (
         68_702_699_520,
         1638.4 * GB,
         "xGMI2",
-        network="4x200Gb Slingshot",
+        network="100Gb Slingshot per GPU",
         sources=_sources(
-            f"{_MI250X_SHEET}; half of the card", network="OLCF Frontier user guide: four Slingshot adapters a node"
+            f"{_MI250X_SHEET}; half of the card", network="OLCF Frontier user guide: four Slingshot adapters for 8"
         ),
         note="one of the two dies (GCDs) of a card: JAX shows each as a device, a node of 4 cards has 8",
     ),
@@ -312,9 +314,9 @@ AMD = (
         137_405_399_040,
         3276.8 * GB,
         "xGMI2",
-        network="4x200Gb Slingshot",
+        network="200Gb Slingshot per GPU",
         devices_per_node=4,
-        sources=_sources(_MI250X_SHEET),
+        sources=_sources(_MI250X_SHEET, network="OLCF Frontier user guide: four Slingshot adapters for 4 cards"),
         note="both dies of a card together; no program sees them as one device",
     ),
     Device(

@@ -173,6 +173,8 @@ _RATE = re.compile(
     r"^(?:(?P<count>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*"
     r"(?P<unit>[gm])(?:bit/s|bps|bits|bit|be|b)?(?P<ethernet>e)?(?:/s)?$"
 )
+_BYTES = re.compile(r"(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[gGmM])(?:i?B(?![A-Za-z])|Bps\b|[bB]ytes?)")
+"""A capital B that begins no BE: 100GB/s, 100 GBps; in bits it is small: 100Gb/s."""
 
 
 def find_link(name: str) -> Link:
@@ -196,8 +198,10 @@ def parse_network(name: str, *, devices_per_node: int) -> Network:
     ``GbE`` and ``Ethernet`` mean TCP; ``Gb`` without a kind is taken for RDMA, and the result's name says so. A rate is
     of a node unless it says ``per GPU``; a generation of InfiniBand is one adapter a node unless a count stands before.
 
-    Raises: DeviceError: the name says no rate or an unknown kind.
+    Raises: DeviceError: the name says no rate or an unknown kind; the rate is in bytes, by a capital B.
     """
+    if found := _BYTES.search(name):
+        raise _in_bytes(name, number=float(found["rate"]), unit=found["unit"].upper())
     text = re.sub(r"\s+", " ", name.strip().lower())
     text, per_device = re.subn(r" ?(per|a|/) ?(gpu|device)$", "", text)
     text = re.sub(r" ?(per|a|/) ?node$", "", text)
@@ -233,6 +237,14 @@ def _rate_and_kind(text: str, name: str) -> tuple[int, float, str]:
 def _counted(word: str) -> tuple[int, str]:
     count, _, rest = word.rpartition("x")
     return (int(count), rest) if count.isdigit() else (1, word)
+
+
+def _in_bytes(name: str, *, number: float, unit: str) -> DeviceError:
+    return DeviceError(
+        what=f"network {name!r} has a rate in bytes",
+        why="rates of networks are in bits, as vendors name them, and eight times as large",
+        fix=f"say {8 * number:g}{unit}b, or {number:g}{unit}b if bits were meant",
+    )
 
 
 def _unknown(name: str) -> DeviceError:

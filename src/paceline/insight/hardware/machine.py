@@ -90,6 +90,8 @@ def parse_machine(text: str, *, nodes: int = 1, network: str | None = None, link
     if per_node > device.devices_per_node:
         notes.append(f"usual nodes hold at most {device.devices_per_node} x {device.name}; {per_node} are assumed here")
     joined = _join(device, link) if per_node > 1 else None
+    if link is not None and joined is None:
+        notes.append(f"the link {find_link(link).name} joins nothing: a node has one device")
     between = None
     if nodes > 1 and network is None:
         between, note = _usual_network(device, per_node)

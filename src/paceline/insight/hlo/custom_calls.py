@@ -10,17 +10,16 @@ xla/service/gpu/cublas_cudnn.h and backend_configs.proto).
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from typing import Any
 
 from paceline.insight.hlo.convolution import multiply_adds
+from paceline.insight.hlo.precision import backend_config, product_type
 from paceline.insight.hlo.shapes import Shape, arrays, dtype_name
 from paceline.insight.hlo.text import Instruction
 
 Flops = dict[str, float]
-"""By dtype of the operands, as JAX names it."""
+"""By type of the operands, as `precision.product_type` names it."""
 
 _FORWARD = ("__cudnn$convForward", "__cudnn$convBiasActivationForward", "__cudnn$convForwardGraph")
 _GEMM = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$matmul$mx")
@@ -48,6 +47,11 @@ def target(instruction: Instruction) -> str:
     return (instruction.attribute("custom_call_target") or "").strip('"')
 
 
+def is_convolution(instruction: Instruction) -> bool:
+    """Whether a custom call is a convolution of cuDNN, or one of its two gradients."""
+    return target(instruction) in _FORWARD or target(instruction).startswith("__cudnn$convBackward")
+
+
 def custom_call_flops(instruction: Instruction, operands: list[Shape]) -> Flops | None:
     """FLOPs of a custom call; None if the call is not known, or its configuration cannot be read.
 
@@ -56,14 +60,14 @@ def custom_call_flops(instruction: Instruction, operands: list[Shape]) -> Flops 
     """
     name = target(instruction)
     result = instruction.shape
-    if name in _FORWARD or name.startswith("__cudnn$convBackward"):
+    if is_convolution(instruction):
         image, kernel, output = operands[0], operands[1], result
         if name == "__cudnn$convBackwardInput":
             image, output = result, operands[0]
         elif name == "__cudnn$convBackwardFilter":
             kernel, output = result, operands[1]
         count = multiply_adds(instruction, image=image, kernel=kernel, output=output)
-        return {dtype_name(operands[0].dtype): 2.0 * count}
+        return {product_type(instruction, operands[0]): 2.0 * count}
     if name in _GEMM:
         return _gemm(instruction, operands)
     if name.startswith("__cudnn$fmha"):
@@ -79,7 +83,7 @@ def _gemm(instruction: Instruction, operands: list[Shape]) -> Flops | None:
         return None
     contracted = config.get("dot_dimension_numbers", {}).get("lhs_contracting_dimensions", [])
     inner = math.prod(operands[0].dims[int(dim)] for dim in contracted)
-    return {dtype_name(operands[0].dtype): 2.0 * instruction.shape.elements * inner}
+    return {product_type(instruction, operands[0]): 2.0 * instruction.shape.elements * inner}
 
 
 def _attention(instruction: Instruction, operands: list[Shape]) -> Flops | None:
@@ -104,16 +108,6 @@ def _onednn_matmul(instruction: Instruction, operands: list[Shape]) -> Flops | N
     if inner**2 * result.elements * batch != operands[0].elements * operands[1].elements:
         return None
     return {dtype_name(operands[0].dtype): 2.0 * result.elements * inner}
-
-
-def backend_config(instruction: Instruction) -> dict[str, Any]:
-    """The JSON that the compiler hung on an instruction; empty if there is none."""
-    text = instruction.attribute("backend_config")
-    try:
-        config = json.loads(text) if text else {}
-    except json.JSONDecodeError:
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def result_without_workspace(instruction: Instruction) -> int:

@@ -73,7 +73,8 @@ class Program:
         dropped are missing.
       unknown: opcodes and library calls whose operations could not be counted, with how many of each.
       unknown_loops: loops whose trip count the program does not say; each counts once.
-      assumed: choices that were made for the reader, as sentences: which branch of a conditional.
+      assumed: choices that were made for the reader, as sentences: which branch of a conditional, products whose passes
+        are not counted.
       scheduled: False for a program that is not compiled yet: every operation then is a kernel of its own, and `bytes`
         is far more than fusions will move.
     """
@@ -95,7 +96,7 @@ class Program:
 
     @property
     def flops(self) -> Mapping[str, float]:
-        """Operations of dots and convolutions of a step, by dtype of their operands."""
+        """Operations of dots and convolutions of a step, by type of their operands (`precision.product_type`)."""
         return self.work.flops
 
     @property
@@ -145,7 +146,7 @@ def read_program(text: str, *, parameters: Sequence[str] = ()) -> Program:
         parameters=names,
         unknown=builder.counter.unknown | _unknown_groups(builder.collectives),
         unknown_loops=tuple(builder.unknown_loops),
-        assumed=tuple(builder.branches),
+        assumed=(*builder.branches, *_passes(builder.counter.passes)),
         scheduled=module.is_scheduled,
     )
 
@@ -213,6 +214,10 @@ def _flights(timeline: Timeline) -> list[tuple[str, Work]]:
         elif isinstance(event, Repeat):
             found.extend(_flights(event.body))
     return found
+
+
+def _passes(algorithms: set[str]) -> list[str]:
+    return [f"products by {name} count as one pass; they take longer than is predicted" for name in sorted(algorithms)]
 
 
 def _unknown_groups(found: Mapping[str, FoundCollective]) -> dict[str, int]:

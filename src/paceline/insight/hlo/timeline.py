@@ -8,10 +8,10 @@ Invariant: as of `insight.timeline`: a `Done` for each `Start`, behind it, in th
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.insight.hlo.collectives import collective_of, finished_by, read_collective
-from paceline.insight.hlo.flops import FlopCounter, add_flops
+from paceline.insight.hlo.flops import FlopCounter
 from paceline.insight.hlo.groups import Groups
 from paceline.insight.hlo.loops import trip_count
 from paceline.insight.hlo.text import Computation, Instruction, Module
@@ -99,11 +99,11 @@ class TimelineBuilder:
             return self._called(instruction)
         if instruction.opcode == "async-start":
             return (self._wrapped(instruction),)
-        flops = self.counter.of(instruction, computation)
+        flops, convolutions = self.counter.of(instruction, computation)
         size = kernel_bytes(instruction, computation=computation, module=self.module)
         if not flops and not size:
             return ()
-        return (Work(flops, float(size), 1, instruction.name),)
+        return (Work(flops, float(size), 1, instruction.name, convolutions),)
 
     def _called(self, instruction: Instruction) -> Timeline:
         bodies = [self.module.computations[name] for name in instruction.called if name in self.module.computations]
@@ -134,4 +134,4 @@ class TimelineBuilder:
     def _wrapped(self, instruction: Instruction) -> Work:
         """What an asynchronous computation that is no collective does; counted where it begins."""
         work = total_work(self._called(instruction))
-        return Work(add_flops(dict(work.flops)), work.bytes, work.kernels, instruction.name)
+        return replace(work, what=instruction.name)

@@ -51,8 +51,11 @@ def scaled(timeline: Timeline, rows_factor: float, *, fixed: Work) -> Timeline:
 
     def change(event: Event) -> Event:
         if isinstance(event, Work):
-            flops = {dtype: count * flops_factor[dtype] for dtype, count in event.flops.items()}
-            return replace(event, flops=flops, bytes=event.bytes * bytes_factor)
+            flops, convolutions = (
+                {dtype: count * flops_factor[dtype] for dtype, count in counts.items()}
+                for counts in (event.flops, event.convolutions)
+            )
+            return replace(event, flops=flops, bytes=event.bytes * bytes_factor, convolutions=convolutions)
         if isinstance(event, Repeat):
             return replace(event, body=tuple(change(inner) for inner in event.body))
         return event

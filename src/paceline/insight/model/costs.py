@@ -14,6 +14,9 @@ from paceline.insight.network.cost import NCCL, collective_cost
 from paceline.insight.network.curves import NetworkCurves
 from paceline.insight.timeline import Collective
 
+# What XLA calls otherwise than NCCL.
+_NAMES = {"collective-broadcast": "broadcast"}
+
 # Seconds of a collective among so many devices.
 CollectiveCost = Callable[[Collective, int], float]
 
@@ -37,7 +40,12 @@ class MachineCost:
         if key not in self._known:
             size = float(collective.bytes)
             cost = collective_cost(
-                collective.kind, size, machine=self._machine, devices=group, curves=self._curves, choose=self._choose
+                _NAMES.get(collective.kind, collective.kind),
+                size,
+                machine=self._machine,
+                devices=group,
+                curves=self._curves,
+                choose=self._choose,
             )
             self._known[key] = cost.time_s
         return self._known[key]

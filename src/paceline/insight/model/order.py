@@ -20,7 +20,7 @@ def normal_maximum(devices: int) -> float:
     """Expected largest of K standard normal draws [standard deviations].
 
     For what differs between devices and stays: chips of one model do not run at one clock.
-    Within 0.02 of the exact value for every K.
+    Within 0.03 of the exact value for every K: 0.5895 for 0.5642 with two, nearer with more.
     Source: Blom 1958, "Statistical Estimates and Transformed Beta-Variables" (alpha = 0.375).
     """
     assert devices >= 1
@@ -39,6 +39,8 @@ def interrupted_maximum(devices: int, *, chance: float) -> float:
     """
     assert devices >= 1
     assert 0 <= chance <= 1
+    if devices == 1:
+        return 0.0
     free, total = 1.0, 0.0
     for j in range(1, devices + 1):
         free *= 1 - chance

@@ -21,10 +21,11 @@ from paceline.insight.model.parameters import EIGHTY_PERCENT, FITTED, FITTED_LOG
 from paceline.insight.model.roofline import ROOFLINE_LOG_SD
 from paceline.insight.model.step import Setting, play, step_terms
 from paceline.insight.model.words import binding_term
+from paceline.insight.network.curves import NetworkCurves
 from paceline.insight.timeline import Timeline, Work
 
 # How sure a measured step is, as standard deviation of its logarithm.
-_MEASURED_LOG_SD = 0.03
+MEASURED_LOG_SD = 0.03
 # Derivatives are taken over this change of the logarithm.
 _LOG_STEP = 0.1
 
@@ -71,11 +72,13 @@ def predict(
     *,
     devices: int | None = None,
     measured_step_s: float | None = None,
+    measured_log_sd: float = MEASURED_LOG_SD,
     input_s: float = 0.0,
     update: Work | None = None,
     parameters: Parameters = FITTED,
     log_sd: Mapping[str, float] = FITTED_LOG_SD,
     cost: CollectiveCost | None = None,
+    curves: NetworkCurves | None = None,
 ) -> StepTime:
     """The step of one device among K.
 
@@ -84,30 +87,34 @@ def predict(
       machine: what the devices are and what joins them; grown to as many nodes as K takes.
       devices: K; the machine's own number if not given.
       measured_step_s: a measured step on one device [s]; compute is scaled so that it takes as long.
+      measured_log_sd: how sure it is, as standard deviation of its logarithm.
       input_s: how long the input of one node takes to make the rows of one device's step [s]. The node's devices share
         it; what is longer than the step is waited for.
       update: the whole work of the update where a placement splits it over the devices: the program has the part of the
         K that it was compiled for, one device alone has all of it.
       parameters, log_sd: of the model, and how sure each is (standard deviation of its logarithm).
       cost: seconds of a collective; by the machine's links (`insight.network`) if not given.
+      curves: measured collectives, which come before the links' published rates.
     Raises: RateError: the device has no known peak for a dtype of the program.
       DeviceError: K devices take several nodes and no network between them is known.
     """
     count = machine.num_devices if devices is None else devices
     large = machine.with_devices(count)
-    setting = Setting(timeline, large, count, parameters, cost or MachineCost(large), input_s=input_s, update=update)
+    cost = cost or MachineCost(large, curves=curves)
+    setting = Setting(timeline, large, count, parameters, cost, input_s=input_s, update=update)
     setting = _as_measured(setting, measured_step_s)
-    compute_log_sd = ROOFLINE_LOG_SD if measured_step_s is None else _MEASURED_LOG_SD
+    compute_log_sd = ROOFLINE_LOG_SD if measured_step_s is None else measured_log_sd
     return _with_interval(setting, log_sd=log_sd, compute_log_sd=compute_log_sd)
 
 
 def predicted_efficiency(
     timeline: Timeline, machine: Machine, *, measured_step_s: float | None = None, input_s: float = 0.0,
-    update: Work | None = None,
+    update: Work | None = None, curves: NetworkCurves | None = None,
 ) -> float:  # fmt: skip
     """E_K of `predict` alone, which takes a tenth of the time: for searches."""
     count = machine.num_devices
-    setting = Setting(timeline, machine, count, FITTED, MachineCost(machine), input_s=input_s, update=update)
+    cost = MachineCost(machine, curves=curves)
+    setting = Setting(timeline, machine, count, FITTED, cost, input_s=input_s, update=update)
     return _efficiency(_as_measured(setting, measured_step_s)) if machine.num_devices > 1 else 1.0
 
 
@@ -125,14 +132,19 @@ def efficiency_curve(
     *,
     counts: Sequence[int],
     measured_step_s: float | None = None,
+    measured_log_sd: float = MEASURED_LOG_SD,
     input_s: float = 0.0,
     update: Work | None = None,
+    curves: NetworkCurves | None = None,
 ) -> list[StepTime]:
     """`predict` for each K."""
     return [
-        predict(timeline, machine, devices=count, measured_step_s=measured_step_s, input_s=input_s, update=update)
+        predict(
+            timeline, machine, devices=count, measured_step_s=measured_step_s, measured_log_sd=measured_log_sd,
+            input_s=input_s, update=update, curves=curves,
+        )
         for count in counts
-    ]
+    ]  # fmt: skip
 
 
 def _with_interval(setting: Setting, *, log_sd: Mapping[str, float], compute_log_sd: float) -> StepTime:

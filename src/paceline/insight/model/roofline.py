@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from paceline.base.errors import PacelineError
 from paceline.insight.hardware.catalog import Device
-from paceline.insight.timeline import Timeline, Work, total_work
+from paceline.insight.timeline import FULL_FLOAT32, Timeline, Work, total_work
 
 
 class RateError(PacelineError):
@@ -67,6 +67,13 @@ ACHIEVED: tuple[Achieved, ...] = (
 )
 _OTHERS = Achieved(r"", 0.55, 0.70, 0.75, 5e-6, "median of the classes above")
 
+_RATES_OF = {
+    "float32": ("tfloat32", "float32"), FULL_FLOAT32: ("float32",), "bfloat16": ("bfloat16", "float32"),
+    "float16": ("float16", "float32"),
+}  # fmt: skip
+_PRECISIONS = ("float32", "bfloat16", "float16")
+"""That a step can be asked to compute in."""
+
 _MATRIX = frozenset({"bfloat16", "float16", "tfloat32", "float8", "int8"})
 
 
@@ -78,25 +85,27 @@ def achieved(device: Device) -> Achieved:
 def peak(device: Device, dtype: str) -> tuple[float, str]:
     """Peak rate for operands of a dtype [flop/s], and the name it goes by in the device's table.
 
-    float32 means tfloat32 where the device has it: JAX's default precision lets matrix units round the operands.
-    Every float8 format has one rate. A dtype that a device has no unit for is computed in float32.
-    Raises: RateError: the table knows no rate for it, nor for float32.
+    float32 means tfloat32 where the device has it: JAX's default precision lets matrix units round the operands (and so
+    does "high" on GPUs); `FULL_FLOAT32` is what its name says. Every float8 format has one rate. A device that has no
+    unit for bfloat16 or float16 computes them in float32.
+    Raises: RateError: the table knows no rate for it.
     """
     rates = device.peak_flops_per_s
-    names = {"float32": ("tfloat32", "float32"), "bfloat16": ("bfloat16", "float32"), "float16": ("float16", "float32")}
     short = "float8" if dtype.startswith("float8") else dtype
-    for name in names.get(short, (short,)):
+    for name in _RATES_OF.get(short, (short,)):
         if name in rates:
             return rates[name], name
+    known = [name for name in _PRECISIONS if name in rates]
     raise RateError(
         what=f"no peak rate for {dtype} is known for {device.name}",
-        why="the time of its matrix products cannot be predicted",
-        fix=f"use a precision among {', '.join(sorted(rates))}, or give the measured rate with --rate",
+        why="the time of its matrix products cannot be predicted, nor a measured one checked",
+        fix=f"let the task compute in another type (--precision {' or '.join(known)}), or plan for a device that has a "
+        f"rate for {dtype}",
     )
 
 
 class Roofline:
-    """Seconds for a piece of work on a device; call it with the work.
+    """Seconds for a piece of work on a device: the longest of its sides; call it with the work.
 
     Raises: RateError (when called): see `peak`.
     """
@@ -108,12 +117,17 @@ class Roofline:
         self._rates: dict[str, float] = {}
 
     def __call__(self, work: Work) -> float:
+        arithmetic, memory = self.sides(work)
+        return max(arithmetic, memory, work.kernels * self._fraction.kernel_s)
+
+    def sides(self, work: Work) -> tuple[float, float]:
+        """Seconds of its arithmetic and of its memory traffic, each at the fraction of the peak that is reached."""
         arithmetic = 0.0
         for dtype, flops in work.flops.items():
             if dtype not in self._rates:
                 self._rates[dtype] = self._rate(dtype)
             arithmetic += flops / self._rates[dtype]
-        return max(arithmetic, work.bytes / self._bytes_per_s, work.kernels * self._fraction.kernel_s)
+        return arithmetic, work.bytes / self._bytes_per_s
 
     def _rate(self, dtype: str) -> float:
         flops_per_s, name = peak(self._device, dtype)
@@ -125,16 +139,21 @@ class Roofline:
 _WINOGRAD = 2.25
 
 
-def shortest_step_s(timeline: Timeline, device: Device) -> float:
-    """What no program can undercut: all arithmetic at peak [s].
+def peak_step_s(timeline: Timeline, device: Device) -> float:
+    """All operations at peak [s]: over the time of a step it is the share of the peak that the step reaches."""
+    return sum((count / peak(device, dtype)[0] for dtype, count in total_work(timeline).flops.items()), 0.0)
 
-    Memory is left out: caches can save traffic. Outside of matrix units, convolutions may need fewer operations.
+
+def shortest_step_s(timeline: Timeline, device: Device) -> float:
+    """What no program can undercut [s]: all operations at peak, of convolutions outside of matrix units fewer.
+
+    Memory is left out: caches can save traffic.
     """
-    seconds = 0.0
-    for dtype, count in total_work(timeline).flops.items():
+    saved = 0.0
+    for dtype, count in total_work(timeline).convolutions.items():
         rate, name = peak(device, dtype)
-        seconds += count / (rate if name in _MATRIX else _WINOGRAD * rate)
-    return seconds
+        saved += 0.0 if name in _MATRIX else (1 - 1 / _WINOGRAD) * count / rate
+    return peak_step_s(timeline, device) - saved
 
 
 def check_rate(timeline: Timeline, device: Device, *, rows: int, rate: float) -> float:
@@ -143,7 +162,7 @@ def check_rate(timeline: Timeline, device: Device, *, rows: int, rate: float) ->
     Args:
       rows: rows of the batch that a device sees in a step.
       rate: measured on one device [rows/s].
-    Raises: RateError: not positive, or faster than the device's peak arithmetic allows.
+    Raises: RateError: not positive, or faster than the device's peak arithmetic allows (`shortest_step_s`).
     """
     if not rate > 0:
         raise RateError(
@@ -165,7 +184,7 @@ def check_rate(timeline: Timeline, device: Device, *, rows: int, rate: float) ->
 def _peaks(timeline: Timeline, device: Device) -> str:
     rates = [peak(device, dtype) for dtype in total_work(timeline).flops]
     said = [f"{rate / 1e12:.4g} Tflop/s ({name})" for rate, name in rates]
-    winograd = any(name not in _MATRIX for _, name in rates)
+    winograd = any(peak(device, dtype)[1] not in _MATRIX for dtype in total_work(timeline).convolutions)
     return ", ".join(said) + (f", {_WINOGRAD:g} times that in convolutions," if winograd else "")
 
 

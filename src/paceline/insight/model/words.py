@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.insight.hardware.machine import Machine
-from paceline.insight.model.roofline import achieved, peak
+from paceline.insight.model.roofline import Roofline
 from paceline.insight.timeline import Timeline, each_collective, total_work
 
 # A loss below this share of the step is not what limits it.
@@ -46,10 +46,7 @@ def binding_term(
 
 def _side(timeline: Timeline, machine: Machine) -> str:
     """Of the roof, for the program as a whole."""
-    work, device = total_work(timeline), machine.device
-    fraction = achieved(device)
-    arithmetic = sum(flops / peak(device, dtype)[0] for dtype, flops in work.flops.items()) / fraction.matrix
-    memory = work.bytes / (device.memory_bytes_per_s * fraction.memory)
+    arithmetic, memory = Roofline(machine.device).sides(total_work(timeline))
     return "arithmetic" if arithmetic > memory else "memory bandwidth"
 
 

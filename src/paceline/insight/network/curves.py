@@ -130,13 +130,14 @@ class NetworkCurves:
 
 
 def load_curves(path: Path | str) -> NetworkCurves:
-    """Read what `NetworkCurves.save` wrote.
+    """Read what `NetworkCurves.save` wrote, or the ``network`` of a file of ``paceline scale --network``.
 
     Raises: OptionError: no such file, or another content.
     """
     try:
-        return curves_from(json.loads(Path(path).read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        document = json.loads(Path(path).read_text())
+        return curves_from(document.get("network", document))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
             what=f"{path} holds no measured network ({error})",
             why="predictions would rest on numbers that nobody measured",

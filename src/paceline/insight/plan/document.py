@@ -20,7 +20,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     Keys: ``machine``, ``parallel``, ``batch``, ``rows_per_device``, ``notes``, ``memory`` (bytes a device, by part),
     ``fits``, ``ways_out``, ``flops_per_sample``, ``single_samples_per_s`` with its 80 % interval, ``samples_per_s``,
     ``efficiency`` with its interval ``efficiency_low`` to ``efficiency_high``, ``terms`` (s a step), ``binding``,
-    ``communication``, ``largest_rows_per_device``, ``efficient_rows_per_device``, ``curve``, ``cost``, ``statistical``.
+    ``communication``, ``largest_rows_per_device`` (``rows``, and whether ``compiled``, whether ``is_bounded`` by
+    memory, ``data_rows`` that the data have), ``efficient_rows_per_device``, ``curve``, ``cost``, ``statistical``.
     """
     memory = plan.step_program.memory
     return {
@@ -50,7 +51,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "terms": dict(plan.time.terms),
         "binding": plan.time.binding,
         "communication": [_collective(use, plan) for use in plan.step_program.program.collectives],
-        "largest_rows_per_device": {"rows": plan.largest.rows, "compiled": plan.largest.compiled},
+        "largest_rows_per_device": dataclasses.asdict(plan.largest),
         "efficient_rows_per_device": plan.efficient_rows,
         "curve": [_point(plan, time) for time in plan.curve],
         "cost": cost_of(plan),
@@ -87,13 +88,14 @@ def _collective(use: CollectiveUse, plan: Plan) -> dict[str, Any]:
 
 
 def _statistical(plan: Plan) -> dict[str, Any] | None:
-    if plan.statistical is None or plan.useful is None:
+    if plan.statistical is None:
         return None
+    useful = plan.useful
     return {
         "noise_scale_rows": plan.ask.noise_scale,
         "hardware_efficiency": plan.statistical.hardware,
         "statistical_efficiency": plan.statistical.statistical,
         "product": plan.statistical.product,
-        "useful_devices": plan.useful.devices,
-        "useful_is_end_of_curve": plan.useful.is_end,
+        "useful_devices": None if useful is None else useful.devices,
+        "useful_is_end_of_curve": None if useful is None else useful.is_end,
     }

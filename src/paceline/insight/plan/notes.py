@@ -6,10 +6,14 @@ Invariant: what changes a number and was not asked for is said.
 
 from __future__ import annotations
 
+from paceline.base.units import format_count
 from paceline.insight.hardware.machine import Machine
 from paceline.insight.hlo.program import Program
 from paceline.insight.model.roofline import peak
-from paceline.insight.timeline import Repeat, Timeline, Work, each_work, total_work
+from paceline.insight.timeline import FULL_FLOAT32, Repeat, Timeline, Work, each_work, total_work
+
+_ALIKE = {("float32", "tfloat32"), (FULL_FLOAT32, "float32")}
+"""Types of products and of rates that are meant for each other."""
 
 
 def rematerialised_work(timeline: Timeline) -> Work:
@@ -34,7 +38,7 @@ def unread_notes(program: Program) -> list[str]:
 
 
 def time_notes(timeline: Timeline, machine: Machine, *, fits: bool) -> list[str]:
-    """Work that is done twice, types that the device has no unit for, where the curve ends."""
+    """Work that is done twice, types with a rate of their own or without a unit, where the curve ends."""
     notes = []
     again = rematerialised_work(timeline).total_flops
     if again:
@@ -44,10 +48,29 @@ def time_notes(timeline: Timeline, machine: Machine, *, fits: bool) -> list[str]
             f"memory is so short that XLA computes {share:.0%} of the operations a second time; as work of a sample "
             f"they are not counted{slow}"
         )
+    rates = machine.device.peak_flops_per_s
     for dtype in total_work(timeline).flops:
         name = peak(machine.device, dtype)[1]
-        if name != dtype and (dtype, name) != ("float32", "tfloat32") and not dtype.startswith("float8"):
+        if dtype == FULL_FLOAT32 and "tfloat32" in rates:
+            slower = rates["tfloat32"] / rates["float32"]
+            notes.append(
+                f'products at precision "highest" are timed in true float32, {slower:.2g} times slower at peak than in '
+                "the tfloat32 of the default"
+            )
+        elif (dtype, name) not in _ALIKE and name != dtype and not dtype.startswith("float8"):
             notes.append(f"{machine.device.name} has no unit for {dtype}: its products are timed at the rate of {name}")
-    if not can_grow(machine):
+    if machine.num_devices == 1:
+        notes.append(
+            "compiled for one device, which sends nothing: plan for "
+            f"8x{machine.device.aliases[0]}, say, to see how it scales"
+        )
+    elif not can_grow(machine):
         notes.append("no network beyond one node is known, so the curve ends there; --network gives one")
     return notes
+
+
+def data_notes(batch: int, source_rows: int | None) -> list[str]:
+    """A batch that the data cannot fill."""
+    if source_rows is None or batch <= source_rows:
+        return []
+    return [f"the batch of {format_count(batch, 'row')} is more than the data have: {format_count(source_rows, 'row')}"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from paceline.base.errors import DeviceError
 from paceline.base.units import format_count
 from paceline.insight.compiling.target import Target, has_cuda_compiler, topology_devices
 from paceline.insight.hardware.devices import find_device
@@ -47,7 +48,7 @@ def choose_place(machine: Machine) -> Place:
     A GPU is compiled for without having one if the CUDA plugin of JAX is installed. Without the plugin the program for
     CPU devices stands in.
 
-    Raises: DeviceError: the plugin cannot be used in this process.
+    Raises: DeviceError: the plugin cannot be used in this process; or one CPU device would stand in for several.
     """
     if machine.device.aliases == CPU_ALIASES:
         return _on_cpu(machine, is_planned=True, note="")
@@ -71,8 +72,10 @@ def choose_place(machine: Machine) -> Place:
 
 
 def _on_cpu(machine: Machine, *, is_planned: bool, note: str) -> Place:
-    """As many CPU devices as are simulated here, at most K."""
+    """As many CPU devices as are simulated here, at most K. Raises: DeviceError: one for several."""
     devices = jax.devices("cpu")[: machine.num_devices]
+    if len(devices) == 1 < machine.num_devices:
+        raise _one_for_several(machine.num_devices)
     notes = [note] if note else []
     if len(devices) < machine.num_devices:
         notes.append(
@@ -80,3 +83,13 @@ def _on_cpu(machine: Machine, *, is_planned: bool, note: str) -> Place:
             f"what depends on K is calculated for {machine.num_devices}"
         )
     return Place(devices, None, is_planned=is_planned, is_cpu=True, notes=tuple(notes))
+
+
+def _one_for_several(count: int) -> DeviceError:
+    return DeviceError(
+        what=f"one CPU device to compile for, where {count} devices are planned",
+        why="a program for one device sends nothing, so nothing could be said of how it scales; JAX was in use in this "
+        "process before others could be simulated",
+        fix="plan in a process of its own, with paceline plan on the command line; or set "
+        f"jax.config.update('jax_num_cpu_devices', {min(count, 8)}) before JAX is used",
+    )

@@ -20,9 +20,10 @@ from paceline.insight.memory.largest import MemoryFitError, largest_batch
 from paceline.insight.memory.limits import Limit, program_limit
 from paceline.insight.memory.model import MemoryModel
 from paceline.insight.model.predict import StepTime
-from paceline.insight.model.roofline import shortest_step_s
+from paceline.insight.model.roofline import peak_step_s
+from paceline.insight.network.curves import NetworkCurves
 from paceline.insight.noise import TwoNumbers, UsefulDevices, two_numbers, useful_devices
-from paceline.insight.plan.notes import rematerialised_work, time_notes, unread_notes
+from paceline.insight.plan.notes import data_notes, rematerialised_work, time_notes, unread_notes
 from paceline.insight.plan.programs import Programs, StepProgram
 from paceline.insight.plan.times import StepTimes
 
@@ -42,6 +43,9 @@ class Ask:
       price: of one device for an hour, in any currency.
       noise_scale: gradient noise scale [rows] of the task, from a run; None: unknown.
       confirm: compile the largest batch instead of reading it off a line.
+      correction: measured over predicted seconds of one device, from another way to run (`Plan.measured_share`); taken
+        where no `rate` is given.
+      curves: measured collectives of such a machine; None: published rates alone.
     """
 
     batch: int
@@ -51,6 +55,8 @@ class Ask:
     price: float | None = None
     noise_scale: float | None = None
     confirm: bool = False
+    correction: float | None = None
+    curves: NetworkCurves | None = None
 
     def __post_init__(self) -> None:
         flags = {"noise_scale": "noise-scale-rows"}
@@ -76,12 +82,14 @@ class LargestRows:
     Args:
       rows: 0 if not even n rows fit.
       compiled: whether the compiler confirmed it; else it is read off the line through two compiled batches.
-      is_bounded: whether more would not fit; else there is no more data.
+      is_bounded: whether more would not fit; else the search ended before it met its end, and more may fit.
+      data_rows: what the data have for each device, which no batch can exceed; None if that is not known.
     """
 
     rows: int
     compiled: bool
     is_bounded: bool = True
+    data_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,13 @@ class Plan:
       step_program: the compiled step.
       limit: of a program's memory on the device.
       time: of a step on K devices.
-      curve: of a step on 1 to `MOST_DEVICES` devices with the same rows a device.
+      curve: of a step on 1 to `MOST_DEVICES` devices with the same rows a device; one point if K is 1.
       largest: most rows a device that fit.
       efficient_rows: fewest rows a device at which E_K is `GOOD_EFFICIENCY`; None if no batch that fits reaches it.
       ways_out: what to change, where it does not fit.
       statistical: hardware and statistical efficiency; None without a noise scale.
-      useful: how far more devices shorten the time to a loss; None without a noise scale.
+      useful: how far more devices shorten the time to a loss; None without a noise scale, and if K is 1.
+      measured_share: measured over predicted seconds of a step on one device; None if nothing was measured.
     """
 
     machine: Machine
@@ -114,6 +123,7 @@ class Plan:
     ways_out: tuple[Advice, ...] = ()
     statistical: TwoNumbers | None = None
     useful: UsefulDevices | None = None
+    measured_share: float | None = None
 
     @property
     def rows(self) -> int:
@@ -155,8 +165,8 @@ class Plan:
     def utilisation(self) -> float | None:
         """Share of the device's peak that the step's products reach on K devices; None if the step has none."""
         timeline, device = self.step_program.timeline, self.machine.device
-        shortest = shortest_step_s(timeline, device) - shortest_step_s((rematerialised_work(timeline),), device)
-        return shortest / self.time.step_s if shortest else None
+        at_peak_s = peak_step_s(timeline, device) - peak_step_s((rematerialised_work(timeline),), device)
+        return at_peak_s / self.time.step_s if at_peak_s else None
 
 
 def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: Ask, notes: tuple[str, ...]) -> Plan:
@@ -167,20 +177,24 @@ def make_plan(programs: Programs, machine: Machine, *, parallel: Parallel, ask: 
     """
     rows = rows_per_device(ask.batch, devices=machine.num_devices, accumulation=parallel.accumulation)
     first, second = programs.several([(parallel, rows), (parallel, 2 * rows)])
-    times = StepTimes(machine, first, second, rate=ask.rate, input_rate=ask.input_rate)
+    times = StepTimes(
+        machine, first, second, rate=ask.rate, correction=ask.correction, input_rate=ask.input_rate, curves=ask.curves
+    )
     curve = times.curve()
     limit = _limit(machine)
-    quick = first.compiled.compile_s + second.compiled.compile_s < _QUICK_S
-    largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm or quick)
+    largest = _largest(programs, parallel, limit, known=[first, second], confirm=ask.confirm)
     statistical, useful = _statistical(ask, curve, rows=rows, devices=machine.num_devices)
     fits = first.memory.peak <= limit.most_bytes
-    found = [*unread_notes(first.program), *time_notes(first.timeline, machine, fits=fits)]
+    found = [
+        *unread_notes(first.program), *time_notes(first.timeline, machine, fits=fits), *times.rate_notes(),
+        *data_notes(ask.batch, programs.work.source_rows),
+    ]  # fmt: skip
     return Plan(
         machine, ask, (*machine.notes, *notes, *found), first, limit,
         time=next(point for point in curve if point.devices == machine.num_devices), curve=curve, largest=largest,
         efficient_rows=times.efficient_rows(most=largest.rows),
         ways_out=() if fits else tuple(programs.ways_out(first, limit_bytes=limit.most_bytes)),
-        statistical=statistical, useful=useful,
+        statistical=statistical, useful=useful, measured_share=times.measured_share,
     )  # fmt: skip
 
 
@@ -207,25 +221,26 @@ def rows_per_device(batch: int, *, devices: int, accumulation: int) -> int:
 def _largest(
     programs: Programs, parallel: Parallel, limit: Limit, *, known: list[StepProgram], confirm: bool
 ) -> LargestRows:
+    """By the memory alone: that the data are fewer is said beside it, so it does not change with them."""
     unit, there = parallel.accumulation, programs.work.source_rows
-    most = None if there is None else max(there // programs.devices, unit)
+    data_rows = None if there is None else there // programs.devices
+    line = MemoryModel({step.rows: step.memory.peak for step in known})
+    fitting = line.rows_for(limit.most_bytes) // unit * unit
+    quick = sum(step.compiled.compile_s for step in known) < _QUICK_S
+    useful = data_rows is None or fitting <= data_rows  # nobody waits for the compilation of what no data can fill
 
     def peak_of(rows: int) -> int:
         return programs.one(parallel, rows).memory.peak
 
-    if confirm:
+    if confirm or (quick and useful):
         try:
-            found = largest_batch(
-                peak_of, limit_bytes=limit.most_bytes, start_rows=known[0].rows, multiple=unit, most_rows=most
-            )
-            return LargestRows(found.rows, True, is_bounded=found.is_bounded)
+            found = largest_batch(peak_of, limit_bytes=limit.most_bytes, start_rows=known[0].rows, multiple=unit)
+            return LargestRows(found.rows, True, found.is_bounded, data_rows)
         except MemoryFitError:
-            return LargestRows(0, True)
-    line = MemoryModel({step.rows: step.memory.peak for step in known})
-    fitting = line.rows_for(limit.most_bytes) // unit * unit
-    return (
-        LargestRows(fitting, False) if most is None or fitting <= most else LargestRows(most, False, is_bounded=False)
-    )
+            return LargestRows(0, True, data_rows=data_rows)
+    if line.peak(2 * max(fitting, 1)) <= limit.most_bytes:  # both compiled steps take the same memory
+        return LargestRows(known[-1].rows, False, is_bounded=False, data_rows=data_rows)
+    return LargestRows(fitting, False, data_rows=data_rows)
 
 
 def _statistical(
@@ -238,6 +253,8 @@ def _statistical(
         devices, throughput=rates[devices], single=rates[1], batch=rows * devices, single_batch=rows,
         noise_scale=ask.noise_scale,
     )  # fmt: skip
+    if len(rates) == 1:  # no curve, so nothing is known of more devices
+        return numbers, None
     useful = useful_devices(
         rates.__getitem__, sorted(rates), batch=lambda count: rows * count, noise_scale=ask.noise_scale
     )

@@ -8,7 +8,7 @@ Invariant: one program is compiled for each `Parallel` and number of rows, whate
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ from paceline.insight.memory.advice import Advice, Case, Variant, advise
 from paceline.insight.memory.rematerialise import rematerialised
 from paceline.insight.memory.split import StepMemory, split_memory
 from paceline.insight.plan.place import Place
-from paceline.insight.timeline import Collective, Repeat, Start, Timeline, Work
+from paceline.insight.timeline import FULL_FLOAT32, Collective, Repeat, Start, Timeline, Work
 from paceline.tasks.task import Task
 from paceline.topology.mesh import data_mesh
 
@@ -186,7 +186,7 @@ class Programs:
             program = sent_as_asked(program, parallel)
         timeline = program.timeline
         if self._place.is_cpu and not self._place.is_planned and parallel.precision != "float32":
-            timeline = _in_type(timeline, parallel.precision)
+            timeline = in_type(timeline, parallel.precision)
         return StepProgram(parallel, rows, text, program, timeline, memory)
 
 
@@ -202,7 +202,7 @@ def _for_devices(memory: StepMemory, expected: Accounting) -> StepMemory:
     return dataclasses.replace(memory, arguments=memory.arguments + change, expected=expected)
 
 
-def _in_type(timeline: Timeline, dtype: str) -> Timeline:
+def in_type(timeline: Timeline, dtype: str) -> Timeline:
     """The timeline with float32 products in a narrower type.
 
     A CPU program widens them, which the planned device would not do.
@@ -210,12 +210,18 @@ def _in_type(timeline: Timeline, dtype: str) -> Timeline:
 
     def narrowed(event: Any) -> Any:
         if isinstance(event, Repeat):
-            return Repeat(event.times, _in_type(event.body, dtype))
-        if isinstance(event, Work) and "float32" in event.flops:
-            flops = dict(event.flops)
-            flops[dtype] = flops.get(dtype, 0.0) + flops.pop("float32")
-            return dataclasses.replace(event, flops=flops)
+            return Repeat(event.times, in_type(event.body, dtype))
+        if isinstance(event, Work) and event.flops:
+            flops, convolutions = (renamed(counts) for counts in (event.flops, event.convolutions))
+            return dataclasses.replace(event, flops=flops, convolutions=convolutions)
         return event
+
+    def renamed(counts: Mapping[str, float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, count in counts.items():
+            key = dtype if name in ("float32", FULL_FLOAT32) else name
+            found[key] = found.get(key, 0.0) + count
+        return found
 
     return tuple(narrowed(event) for event in timeline)
 

@@ -53,7 +53,10 @@ def _between(a: Event, b: Event, *, share: float) -> Event:
     if isinstance(a, Repeat) and isinstance(b, Repeat):
         return Repeat(a.times, tuple(_between(x, y, share=share) for x, y in zip(a.body, b.body, strict=True)))
     if isinstance(a, Work) and isinstance(b, Work):
-        return dataclasses.replace(a, flops=_flops(a.flops, b.flops, share), bytes=_line(a.bytes, b.bytes, share))
+        return dataclasses.replace(
+            a, flops=_flops(a.flops, b.flops, share), bytes=_line(a.bytes, b.bytes, share),
+            convolutions=_flops(a.convolutions, b.convolutions, share),
+        )  # fmt: skip
     return a
 
 

@@ -12,9 +12,17 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
+from paceline.base.units import format_rate
 from paceline.insight.hardware.machine import Machine
-from paceline.insight.model.predict import StepTime, efficiency_curve, predict, predicted_efficiency
-from paceline.insight.model.roofline import check_rate
+from paceline.insight.model.predict import (
+    MEASURED_LOG_SD,
+    StepTime,
+    efficiency_curve,
+    predict,
+    predicted_efficiency,
+)
+from paceline.insight.model.roofline import ROOFLINE_LOG_SD, check_rate, shortest_step_s
+from paceline.insight.network.curves import NetworkCurves
 from paceline.insight.plan.notes import can_grow
 from paceline.insight.plan.programs import StepProgram
 from paceline.insight.plan.rows import timeline_at
@@ -31,7 +39,9 @@ class StepTimes:
     Args:
       first, second: compiled steps with different rows; the first is the one that is planned.
       rate: measured samples/s of one device with the rows of the first; None to predict it.
+      correction: measured over predicted seconds of one device, known from another way to run, where `rate` is None.
       input_rate: rows/s that the input of one node makes, which its devices share; None: it keeps up.
+      curves: measured collectives; None: published rates alone.
     Raises, where the rate is first used: RateError: a rate that the device cannot reach.
     """
 
@@ -39,15 +49,21 @@ class StepTimes:
     first: StepProgram
     second: StepProgram
     rate: float | None = None
+    correction: float | None = None
     input_rate: float | None = None
+    curves: NetworkCurves | None = None
 
     def curve(self) -> tuple[StepTime, ...]:
-        """1, 2, 4, ... `MOST_DEVICES` devices and the machine's own K, with the rows of the first step."""
+        """1, 2, 4, ... `MOST_DEVICES` devices and the machine's own K, with the rows of the first step.
+
+        Of a program that was compiled for one device, which sends nothing, that one alone.
+        """
         timeline = self.first.timeline
         return tuple(
             efficiency_curve(
                 timeline, self.machine, counts=self._counts(), measured_step_s=self._one_device_s(timeline),
-                input_s=self._input_s(self.first.rows), update=self._split_update,
+                measured_log_sd=ROOFLINE_LOG_SD if self.rate is None else MEASURED_LOG_SD,
+                input_s=self._input_s(self.first.rows), update=self._split_update, curves=self.curves,
             )
         )  # fmt: skip
 
@@ -58,7 +74,7 @@ class StepTimes:
         )
         return predicted_efficiency(
             timeline, self.machine, measured_step_s=self._one_device_s(timeline), input_s=self._input_s(rows),
-            update=self._split_update,
+            update=self._split_update, curves=self.curves,
         )  # fmt: skip
 
     def efficient_rows(self, *, most: int) -> int | None:
@@ -74,8 +90,10 @@ class StepTimes:
         return high * unit
 
     def _counts(self) -> list[int]:
-        """As far as a network is known between nodes."""
+        """As far as a network is known between nodes, and a program that communicates."""
         machine = self.machine
+        if self.first.program.num_partitions == 1:
+            return [machine.num_devices]
         most = MOST_DEVICES if can_grow(machine) else machine.devices_per_node * machine.nodes
         powers = [1 << power for power in range(MOST_DEVICES.bit_length()) if 1 << power <= most]
         return sorted({*powers, machine.num_devices})
@@ -85,20 +103,38 @@ class StepTimes:
 
     def _one_device_s(self, timeline: Timeline) -> float | None:
         """The seconds of a step on one device by the measured rate; None without one."""
-        return None if self._correction is None else self._correction * self._predicted_s(timeline)
+        if self.measured_share is None:
+            return None
+        measured_s = self.measured_share * self._alone(timeline).step_s
+        return measured_s if self.rate is not None else max(measured_s, shortest_step_s(timeline, self.machine.device))
 
     @cached_property
-    def _correction(self) -> float | None:
-        """Measured over predicted seconds of the first step on one device."""
+    def measured_share(self) -> float | None:
+        """Measured over predicted seconds of the first step on one device; None if nothing was measured."""
         if self.rate is None:
-            return None
+            return self.correction
         timeline = self.first.timeline
         measured_s = check_rate(timeline, self.machine.device, rows=self.first.rows, rate=self.rate)
-        return measured_s / self._predicted_s(timeline)
+        return measured_s / self._alone(timeline).step_s
 
-    def _predicted_s(self, timeline: Timeline) -> float:
+    def rate_notes(self) -> list[str]:
+        """A measured rate outside of the 80 % interval of the predicted one: perhaps it is that of something else."""
+        if self.rate is None:
+            return []
+        alone, rows = self._alone(self.first.timeline), self.first.rows
+        fast_s, slow_s = alone.one_device_interval_s
+        if fast_s <= rows / self.rate <= slow_s:
+            return []
+        predicted = rows / alone.step_s
+        return [
+            f"the measured rate is {self.rate / predicted:.2g} of the predicted {format_rate(predicted)}, outside of "
+            "its 80 % interval: was it measured with this batch, precision and input, on one such device?"
+        ]
+
+    def _alone(self, timeline: Timeline) -> StepTime:
+        """The step on one device, as predicted, its host included."""
         alone = dataclasses.replace(self.machine, devices_per_node=1, nodes=1)
-        return predict(timeline, alone, devices=1, update=self._split_update).terms["compute_s"]
+        return predict(timeline, alone, devices=1, update=self._split_update)
 
     @cached_property
     def _split_update(self) -> Work | None:

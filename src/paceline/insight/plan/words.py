@@ -10,7 +10,7 @@ from paceline.base.units import format_bytes, format_count, format_duration, for
 from paceline.insight.memory.advice import Advice
 from paceline.insight.noise import format_rows
 from paceline.insight.plan.document import cost_of
-from paceline.insight.plan.plan import Plan
+from paceline.insight.plan.plan import LargestRows, Plan
 from paceline.insight.plan.times import GOOD_EFFICIENCY
 from paceline.insight.timeline import each_collective
 
@@ -67,8 +67,10 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _way_out(advice: Advice, limit_bytes: int) -> str:
-    """A change that makes it fit, or one that helps and does not suffice alone."""
-    if advice.bytes is None or advice.bytes <= limit_bytes:
+    """A change that makes it fit, one that helps and does not suffice alone, or one whose number is not known."""
+    if advice.bytes is None:
+        return f"  may help: {advice.text()}"
+    if advice.bytes <= limit_bytes:
         return f"  way out:  {advice.text()}"
     return f"  helps:    {advice.text()}, {format_bytes(advice.bytes - limit_bytes)} too much still"
 
@@ -76,7 +78,11 @@ def _way_out(advice: Advice, limit_bytes: int) -> str:
 def _speed_lines(plan: Plan) -> list[str]:
     time, terms = plan.time, plan.time.terms
     low, high = plan.single_rate_interval
-    how = "measured, as given" if plan.ask.rate is not None else f"predicted; 80 % interval {low:,.0f} to {high:,.0f}"
+    how = (
+        "measured, as given"
+        if plan.ask.rate is not None
+        else f"predicted; 80 % interval {rate_digits(low)} to {rate_digits(high)}"
+    )
     percent = f"E_{plan.devices} {time.efficiency:.1%}"
     if plan.devices > 1:
         percent += f" (80 % interval {time.efficiency_low:.1%} to {time.efficiency_high:.1%})"
@@ -120,15 +126,18 @@ def _wire(plan: Plan) -> str:
 def _batch_lines(plan: Plan) -> list[str]:
     largest = plan.largest
     about = "" if largest.compiled or not largest.is_bounded else "about "
-    how = "compiled" if largest.compiled else "read off the line through two compiled batches; --confirm compiles it"
-    how = how if largest.is_bounded else "all rows of the data"
+    more = "" if largest.is_bounded else " or more"
     lines = [
-        f"batch       largest that fits: {about}{format_count(largest.rows, 'row')} a device, "
-        f"{about}{largest.rows * plan.devices:,} in all ({how})"
+        f"batch       largest that fits: {about}{format_count(largest.rows, 'row')} a device{more}, "
+        f"{about}{largest.rows * plan.devices:,} in all ({_how(largest)})"
         if largest.rows
         else "batch       none fits, however small: share the state with --placement zero1 or fsdp, over more devices; "
         "use devices with more memory, or a smaller model"
     ]
+    if largest.data_rows is not None and largest.rows > largest.data_rows:
+        lines.append(
+            f"            the data have {format_count(largest.data_rows, 'row')} a device: no batch can be larger"
+        )
     if plan.devices > 1 and largest.rows:
         least = plan.efficient_rows
         reach = f"E_{plan.devices} of {GOOD_EFFICIENCY:.0%}"
@@ -138,6 +147,15 @@ def _batch_lines(plan: Plan) -> list[str]:
             else f"            {reach} is not reached by any batch that fits"
         )
     return lines
+
+
+def _how(largest: LargestRows) -> str:
+    """How the largest batch was found."""
+    if largest.compiled:
+        return "compiled" if largest.is_bounded else "compiled; the search ended after so many compilations"
+    if largest.is_bounded:
+        return "read off the line through two compiled batches; --confirm compiles it"
+    return "the two compiled batches take the same memory; --confirm compiles larger ones"
 
 
 def _cost_lines(plan: Plan) -> list[str]:
@@ -151,24 +169,33 @@ def _cost_lines(plan: Plan) -> list[str]:
 
 def _statistical_lines(plan: Plan) -> list[str]:
     numbers, useful = plan.statistical, plan.useful
-    if numbers is None or useful is None or plan.ask.noise_scale is None:
+    if numbers is None or plan.ask.noise_scale is None:
         return []
+    lines = [
+        f"learning    hardware {numbers.hardware:.1%} x statistical {numbers.statistical:.1%} = {numbers.product:.1%} "
+        f"(noise scale {format_rows(plan.ask.noise_scale)})"
+    ]
+    if useful is None:
+        return lines
     beyond = "or more" if useful.is_end else "; beyond that a doubling saves less than 5 % of the time to a loss"
     return [
-        f"learning    hardware {numbers.hardware:.1%} x statistical {numbers.statistical:.1%} = {numbers.product:.1%} "
-        f"(noise scale {format_rows(plan.ask.noise_scale)})",
+        *lines,
         f"            useful up to {format_count(useful.devices, 'device')} {beyond}".replace(" ;", ";"),
     ]
+
+
+def rate_digits(per_second: int | float) -> str:
+    """``12,345``, ``0.42``: samples/s, as `format_rate` rounds them."""
+    return format_rate(per_second).removesuffix(" samples/s")
 
 
 def curve_lines(plan: Plan) -> list[str]:
     """E_K by K as bars, with S_K and the interval."""
     lines = [f"{'devices':>8} {'samples/s':>14}   E_K   80 % interval"]
     for time in plan.curve:
+        rate = rate_digits(plan.rate(time))
         bar = "#" * round(_BAR * min(time.efficiency, 1.0))
         span = f"{time.efficiency_low:6.1%} to {time.efficiency_high:6.1%}"
         mark = " <" if time.devices == plan.devices else ""
-        lines.append(
-            f"{time.devices:>8,} {plan.rate(time):>14,.0f} {time.efficiency:6.1%} {span} {bar:<{_BAR}}{mark}".rstrip()
-        )
+        lines.append(f"{time.devices:>8,} {rate:>14} {time.efficiency:6.1%} {span} {bar:<{_BAR}}{mark}".rstrip())
     return lines

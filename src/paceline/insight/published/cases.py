@@ -2,7 +2,8 @@
 
 Owns: from a row and a set of parameters to a predicted efficiency.
 Not here: the schedules and transports themselves, the fit.
-Invariant: what differs between sources is what they say they did; no number belongs to a source.
+Invariant: what differs between runs is what their sources say they did; no branch asks which source a row is from.
+Rates of transports that one source alone used are known from that source alone (docs/design/014-prediction.md).
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from paceline.insight.published.rows import (
     ACCUMULATING_BASE,
     OTHER_ROWS,
     PARAMETER_SERVERS,
-    WITH_NCCL,
     Microbatches,
     Row,
+    transport,
 )
 from paceline.insight.published.schedules import after_backward, behind_barrier, data_parallel, fully_sharded
 from paceline.insight.published.transports import Nccl1, ParameterServer, Transports
@@ -112,10 +113,10 @@ def setting(row: Row, model: Model, *, devices: int) -> Setting:
     if row.strategy == "fsdp":
         number = _base(row) if devices == row.base else Microbatches(_rows(row), 1)
         update_s, synchronisations = model.transports.update_s, number.number
-    elif row.source.startswith("tensorflow"):
-        # Rates of its transports are those within a step. Without NCCL copy engines move the bytes and slow nothing.
+    elif transport(row) != "nccl":
+        # Rates of `published.transports` are those within a step. Where copy engines move the bytes, they slow nothing.
         parameters = replace(parameters, slowdown=1.0)
-        parameters = parameters if _with_nccl1(row) else replace(parameters, contention=0.0)
+        parameters = parameters if transport(row) == "nccl1" else replace(parameters, contention=0.0)
     return Setting(
         _timeline(row, devices),
         machine,
@@ -127,31 +128,27 @@ def setting(row: Row, model: Model, *, devices: int) -> Setting:
     )
 
 
-def _with_nccl1(row: Row) -> bool:
-    return row.source.startswith("tensorflow") and row.model in WITH_NCCL
-
-
 @cache
 def _timeline(row: Row, devices: int) -> Timeline:
     layers = MODELS[row.model]()
     if row.strategy == "fsdp":
         number = _base(row) if devices == row.base else Microbatches(_rows(row), 1)
         return fully_sharded(layers, rows=number.rows, microbatches=number.number, group=devices, wire_bytes=2)
-    if row.strategy == "dp-parameter-server":
+    if transport(row) == "parameter servers":
         return behind_barrier(layers, rows=row.rows_per_device, group=devices)
-    schedule = after_backward if _with_nccl1(row) else data_parallel
+    schedule = after_backward if transport(row) == "nccl1" else data_parallel
     return schedule(layers, rows=row.rows_per_device, group=devices)
 
 
 def _cost(row: Row, model: Model, machine: Machine) -> CollectiveCost:
-    if row.strategy == "dp-parameter-server":
+    if transport(row) == "parameter servers":
         servers = PARAMETER_SERVERS.get((row.model, machine.nodes), machine.nodes)
         return ParameterServer(
             model.transports, devices_per_node=8, roots=2, servers=servers, network_bytes_per_s=1.25 * GB
         )
-    if _with_nccl1(row):
+    if transport(row) == "nccl1":
         return Nccl1(model.transports)
-    if row.source.startswith("tensorflow"):
+    if transport(row) == "parameter server on a node":
         return ParameterServer(model.transports, devices_per_node=8, roots=4, servers=1, network_bytes_per_s=1.25 * GB)
     return _network_cost(row.hardware, row.devices_per_node, row.network, machine.num_devices)
 

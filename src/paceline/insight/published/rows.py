@@ -11,6 +11,7 @@ import csv
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,27 @@ def _row(entry: dict[str, str]) -> Row:
     )
 
 
+Transport = Literal["nccl", "nccl1", "parameter server on a node", "parameter servers"]
+"""How devices exchanged gradients: NCCL from 2.0 on; its first version; through the host's memory, where one server
+keeps the variables of a node; through servers on all nodes."""
+
+# TensorFlow's page names how variables were kept for each model on a DGX-1: replicated with NCCL, or on a server.
+_TRANSPORTS: dict[tuple[str, str], Transport] = {
+    ("P100 DGX-1", "alexnet"): "nccl1",
+    ("P100 DGX-1", "vgg16"): "nccl1",
+    ("P100 DGX-1", "resnet50"): "parameter server on a node",
+    ("P100 DGX-1", "resnet152"): "parameter server on a node",
+    ("P100 DGX-1", "inception3"): "parameter server on a node",
+}
+
+
+def transport(row: Row) -> Transport:
+    """How the devices of a run exchanged gradients, by what its source says of that machine and model."""
+    if row.strategy == "dp-parameter-server":
+        return "parameter servers"
+    return _TRANSPORTS.get((row.hardware, row.model), "nccl")
+
+
 @dataclass(frozen=True)
 class Microbatches:
     """Sequences of a microbatch, and microbatches of an update."""
@@ -90,7 +112,5 @@ ACCUMULATING_BASE: dict[str, Microbatches] = {
 # Microbatches that differ from the file's, by model and K.
 OTHER_ROWS: dict[tuple[str, int], int] = {("mpt-1.3b", 16): 8, ("mpt-2.7b", 16): 5, ("mpt-6.7b", 16): 16}
 
-# TensorFlow's page names how variables were kept for each model on a DGX-1.
-WITH_NCCL = frozenset({"alexnet", "vgg16"})
 # Parameter servers on so many instances, where that is not one on each: (model, instances).
 PARAMETER_SERVERS: dict[tuple[str, int], int] = {("inception3", 8): 6, ("resnet152", 8): 4}

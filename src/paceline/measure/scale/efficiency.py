@@ -111,10 +111,11 @@ def _rounds(stages: StageSamples) -> int:
 
 
 def _round(stages: StageSamples, number: int) -> dict[str, float]:
+    """Times by stage. Devices that wait for a batch cannot do so for longer than the feed adds to their step."""
     times = {str(stage): samples[number].step_s for stage, samples in stages.items()}
     if "local" in times:
         times.setdefault("barrier", times["local"])
-    return {"wait": stages["feed"][number].wait_s} | times
+    return {"wait": min(stages["feed"][number].wait_s, max(0.0, times["feed"] - times["step"]))} | times
 
 
 def _terms(one: Mapping[str, float], many: Mapping[str, float], share: float) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 Owns: reading the JSON file of a plan, which of its points may stand beside a measurement, how the two differ.
 Not here: predicting (`insight.plan`).
-Invariant: a prediction stands only beside as many rows a device as it was made for; a file that holds no curve, or the
-plan of another task, is refused.
+Invariant: a prediction stands only beside as many rows a device as it was made for, and a predicted efficiency only
+beside one that is measured against the same; a file that holds no curve, or the plan of another task, is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Prediction:
 
     Args:
       samples_per_s: S_K.
-      efficiency, efficiency_low, efficiency_high: E_K with its interval, as shares; None if the plan has none.
+      efficiency, efficiency_low, efficiency_high: E_K with its interval, as shares; None if the plan has none, or none
+        against the same baseline.
     """
 
     samples_per_s: float
@@ -58,11 +59,19 @@ class Planned:
     target: str | None = None
     task_options: Mapping[str, Any] | None = None
 
-    def at(self, setting: Setting) -> Prediction | None:
-        """What it says of a setting; None if it has no such number of devices, or other rows for each."""
-        if setting.batch != self.rows_per_device * setting.devices:
+    def at(self, setting: Setting, *, one: Setting) -> Prediction | None:
+        """What it says of a setting; None if it has no such number of devices, or other rows for each.
+
+        Args:
+          one: the setting of one device that E_K is measured against. That of the plan is against as many rows a
+            device; where `one` has others (strong scaling), the efficiency is left out.
+        """
+        found = self.curve.get(setting.devices)
+        if found is None or setting.batch != self.rows_per_device * setting.devices:
             return None
-        return self.curve.get(setting.devices)
+        if one.batch != self.rows_per_device:
+            return Prediction(found.samples_per_s, None, None, None)
+        return found
 
     def check_target(self, target: str) -> None:
         """Raise OptionError for the plan of another task. Files of one name count as one task."""

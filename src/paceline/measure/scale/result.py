@@ -145,18 +145,19 @@ class ScaleResult:
 
 def make_scaling(
     mode: Mode, settings: Sequence[Setting], *, measured: Measurements, not_claimed: Callable[[int], str | None],
-    planned: Planned | None, noise_rows: float | None, shares_cores: bool = False,
+    planned: Planned | None, noise: Noise | None, shares_cores: bool = False,
 ) -> Scaling:  # fmt: skip
     """One mode, from the measurements of its settings; the first is one device.
 
     Args:
+      noise: None if it was not asked for.
       shares_cores: the feed runs on the cores that compute.
     """
     points = tuple(
         _point(setting, settings[0], measured, not_claimed(setting.devices), planned, shares_cores)
         for setting in settings
     )
-    return Scaling(mode, points, _useful(points, measured, noise_rows))
+    return Scaling(mode, points, _useful(points, measured, noise))
 
 
 def _point(
@@ -175,16 +176,19 @@ def _point(
         if several
         else None,
         flow=littles_law([sample.flow for sample in stages["feed"] if sample.flow is not None], batch=setting.batch),
-        predicted=None if planned is None else planned.at(setting),
+        predicted=None if planned is None else planned.at(setting, one=one),
     )
 
 
-def _useful(points: Sequence[Point], measured: Measurements, noise_rows: float | None) -> TimeToLoss | None:
+def _useful(points: Sequence[Point], measured: Measurements, noise: Noise | None) -> TimeToLoss | None:
     claimed = {point.setting: point.efficiency.value for point in points if point.efficiency is not None}
-    if noise_rows is None or len(claimed) < 2:
+    if noise is None or noise.rows is None or len(claimed) < 2:
         return None
     fits = {setting: measured[setting]["fit"] for setting in claimed}
-    return time_to_loss(claimed, fits, single=points[0].samples_per_s.value, noise_rows=noise_rows)
+    return time_to_loss(
+        claimed, fits, single=points[0].samples_per_s.value, noise_rows=noise.rows,
+        noise_error=noise.relative_error or 0.0,
+    )  # fmt: skip
 
 
 def _scaling_dict(scaling: Scaling) -> dict[str, Any]:

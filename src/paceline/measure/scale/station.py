@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import msgspec
 
-from paceline.base.errors import PacelineError, ProcessError, error_from
+from paceline.base.errors import NonFiniteError, PacelineError, ProcessError, error_from
 from paceline.engine.usercode import user_code
 from paceline.insight.network.measured import measure_network, network_lines
 from paceline.measure.scale.bench import Bench
@@ -97,8 +97,11 @@ class HereStation:
         """As `Station`."""
         if len(self._devices) == 1:
             return Noise(None, "it is told from gradients of several devices, and one was measured")
-        with self._told(batch):
-            return self._benches[batch].noise()
+        try:
+            with self._told(batch):
+                return self._benches[batch].noise()
+        except NonFiniteError as error:  # behind all that was timed, which it must not cost
+            return Noise(None, f"the training that it is told from diverged: {error.what}")
 
     def trace(self, batch: int, folder: str, *, steps: int) -> None:
         """As `Station`."""

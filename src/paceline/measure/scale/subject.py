@@ -109,7 +109,7 @@ class Sample:
 
     Args:
       step_s: seconds a step, warm-up left out.
-      wait_s: seconds a step that the devices waited for a batch, as the feed counts them.
+      wait_s: seconds a step that the devices had nothing to do and waited for a batch, as the feed counts them.
       flow: of the stage ``feed`` only.
     """
 

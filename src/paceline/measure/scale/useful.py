@@ -2,7 +2,8 @@
 
 Owns: hardware efficiency as it was measured times what the noise scale says of rows; the verdict on each doubling.
 Not here: the formulas (`insight.noise`), E_K (`efficiency`).
-Invariant: a doubling pays, or does not, only if the whole interval of its gain says so; else it is not decided.
+Invariant: a doubling pays, or does not, only if the whole interval of its gain says so, with the error of the noise
+scale in it; else it is not decided.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class TimeToLoss:
 
 
 def time_to_loss(
-    efficiency: Mapping[Setting, float], fits: Mapping[Setting, Sequence[Sample]], *, single: float, noise_rows: float
-) -> TimeToLoss:
+    efficiency: Mapping[Setting, float], fits: Mapping[Setting, Sequence[Sample]], *, single: float, noise_rows: float,
+    noise_error: float = 0.0,
+) -> TimeToLoss:  # fmt: skip
     """Of settings in rising K, the first of them one device.
 
     Args:
@@ -48,6 +50,7 @@ def time_to_loss(
       fits: the measurements behind it, by round.
       single: S_1 [samples/s].
       noise_rows: B_noise.
+      noise_error: its standard error, as a share of it, below 1.
     """
     settings = sorted(efficiency)
     by_count = {setting.devices: setting for setting in settings}
@@ -57,12 +60,27 @@ def time_to_loss(
         batch=lambda count: by_count[count].batch,
         noise_scale=noise_rows,
     )
-    saved = tuple(_saved(now, then, fits, noise_rows) for now, then in itertools.pairwise(settings))
+    saved = tuple(
+        _saved_with_error(now, then, fits, noise_rows, noise_error) for now, then in itertools.pairwise(settings)
+    )
     known = list(itertools.takewhile(lambda gain: gain.low >= LEAST_GAIN, saved))
     if len(known) == len(saved):
         return TimeToLoss(settings[-1].devices, True, True, found.curve, saved)
     is_decided = saved[len(known)].high < LEAST_GAIN
     return TimeToLoss(settings[len(known)].devices, is_decided, False, found.curve, saved)
+
+
+def _saved_with_error(
+    now: Setting, then: Setting, fits: Mapping[Setting, Sequence[Sample]], noise_rows: float, noise_error: float
+) -> Interval:  # fmt: skip
+    """From the lower end at a noise scale one standard error too small to the upper end at one as much too large.
+
+    With the same global batch (strong scaling) rows are worth the same, so the noise scale is no matter.
+    """
+    middle, *ends = (
+        _saved(now, then, fits, noise_rows * factor) for factor in (1.0, 1.0 - noise_error, 1.0 + noise_error)
+    )
+    return middle._replace(low=min(end.low for end in ends), high=max(end.high for end in ends))
 
 
 def _saved(now: Setting, then: Setting, fits: Mapping[Setting, Sequence[Sample]], noise_rows: float) -> Interval:
@@ -88,5 +106,6 @@ def verdict(found: TimeToLoss) -> str:
     gain = found.saved[[numbers.devices for numbers in found.curve].index(found.devices)]
     return (
         f"beyond {count}: not decided, a doubling saves {100 * gain.value:.1f} % of the time "
-        f"({100 * gain.low:.1f} to {100 * gain.high:.1f}), and {mark} is the mark; more --seconds narrow it"
+        f"({100 * gain.low:.1f} to {100 * gain.high:.1f}), and {mark} is the mark; more --seconds narrow it, as far as "
+        "the noise scale is known"
     )

@@ -49,7 +49,10 @@ class Room:
 
     Args:
       devices: K.
-      largest_rows: most rows a device that fit its memory and the data; None if that is unknown.
+      found_for: the step that `largest_rows` was found for; with another placement or other microbatches others fit.
+      largest_rows: most rows a device that fit its memory; None if no end was found.
+      refuses: whether a setting that does not fit is seen before it runs: limit and needs are known.
+      data_rows: rows a device that the data has.
       gradient_bytes: of one device, as they cross the wire.
       sees_rows_together: the model has state, as BatchNorm has: its result depends on which rows it sees at once.
       can_sync: it can be told to reduce its statistics over devices.
@@ -57,7 +60,10 @@ class Room:
     """
 
     devices: int
+    found_for: Parallel
     largest_rows: int | None
+    refuses: bool
+    data_rows: int
     gradient_bytes: int
     sees_rows_together: bool
     can_sync: bool
@@ -73,14 +79,22 @@ def batch(current: Setting, room: Room) -> Iterator[Option]:
         return
     rows = 2 * current.batch
     change = f"batch {rows:,}"
-    if room.largest_rows is None:
-        yield Option("batch", change, None, why_not="how many rows fit is unknown; --memory-gb tells")
-        return
-    if rows // room.devices > room.largest_rows:
-        why = f"{rows // room.devices:,} rows a device are more than fit ({room.largest_rows:,})"
-        yield Option("batch", change, None, why_not=why)
-        return
-    yield Option("batch", change, replace(current, batch=rows), note="a larger batch is another training")
+    why_not = _too_many(rows // room.devices, current, room)
+    if why_not:
+        yield Option("batch", change, None, why_not=why_not)
+    else:
+        yield Option("batch", change, replace(current, batch=rows), note="a larger batch is another training")
+
+
+def _too_many(rows: int, current: Setting, room: Room) -> str:
+    """Why so many rows a device are not tried; empty if they are: then the trial tells whether they fit."""
+    if rows > room.data_rows:
+        return f"{rows:,} rows a device are more than the data has ({room.data_rows:,})"
+    if not room.refuses:
+        return "how many rows fit is unknown; --memory-gb tells"
+    if room.largest_rows is not None and rows > room.largest_rows and current.parallel == room.found_for:
+        return f"{rows:,} rows a device are more than fit ({room.largest_rows:,})"
+    return ""
 
 
 def scheme(current: Setting, room: Room) -> Iterator[Option]:

@@ -25,8 +25,8 @@ class Memory:
       peak_bytes: of one device with them.
       limit_bytes: what a program may take; None if unknown.
       compiled: peak bytes of each number of rows that was compiled.
-      ended_by: what keeps the number from being larger: ``memory``, ``data``, ``time``, ``nothing known``, or
-        ``batch fixed``: no other number was looked at.
+      ended_by: what keeps the number from being larger: ``memory``, ``data``, ``time``, ``compilations``: so many as
+        were to be made, ``nothing known``, or ``batch fixed``: no other number was looked at.
     """
 
     largest_rows: int | None
@@ -39,9 +39,16 @@ class Memory:
         if self.ended_by == "batch fixed" and self.peak_bytes is not None:
             of = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
             return f"{format_bytes(self.peak_bytes)}{of} a device; the largest batch is not looked for, as it is fixed"
+        if self.ended_by == "time" and self.largest_rows is None:
+            rows = format_count(min(self.compiled, default=0), "row")
+            return f"unknown: {rows} a device do not fit, and the time was up before fewer were tried; more --seconds"
         if self.largest_rows is None or self.peak_bytes is None or self.limit_bytes is None:
             return "unknown: neither device nor compiler say how much there is; --memory-gb tells"
-        reasons = {"data": ", all that the data has", "time": ", of those that there was time to compile"}
+        reasons = {
+            "data": ", all that the data has",
+            "time": ", of those that there was time to compile",
+            "compilations": ", of those that were compiled",
+        }
         return (
             f"up to {format_count(self.largest_rows, 'row')} a device fit{reasons.get(self.ended_by, '')}: "
             f"{format_bytes(self.peak_bytes)} of {format_bytes(self.limit_bytes)}"

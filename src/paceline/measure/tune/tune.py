@@ -22,12 +22,12 @@ from paceline.measure.scale.subject import MakeSubject, Subject
 from paceline.measure.tune.options import Room
 from paceline.measure.tune.result import Memory, TuneResult
 from paceline.measure.tune.rig import Bench, Rig, first_line
-from paceline.measure.tune.search import DoesNotFit, Failed, Pairs, TimeUp, Trial, search
+from paceline.measure.tune.search import DoesNotFit, Failed, Pairs, TimeUp, Trial, judge, search
 from paceline.measure.tune.setting import Setting
 from paceline.topology.devices import machine_memory
 
 USABLE = 0.9
-"""Share of a device's memory that a setting may take: fragmentation, and programs for evaluation, need the rest."""
+"""Share of JAX's memory on a device that a setting may take: fragmentation, and programs to evaluate, need the rest."""
 
 MEMORY_SHARE = 0.4
 """Share of the time that the search for the largest batch may take."""
@@ -54,7 +54,7 @@ class TuneOptions:
     Args:
       seconds: about how long it may take; a compilation that has begun is finished.
       keep_training: change nothing that changes the updates: batch, whose rows BatchNorm sees.
-      memory_bytes: of one device; None: what it says itself.
+      memory_bytes: of one device, where it does not say itself, or to tune for a smaller one.
     """
 
     seconds: float = 300.0
@@ -111,7 +111,7 @@ def tune(
     total = None if best == start else _total(bench, start, best)
     return TuneResult(
         subject.task.name, len(devices), devices[0].device_kind, start, best, default, memory, tuple(trials), total,
-        clock() - begun_s, tuple(_notes(start, best, devices, trials)),
+        clock() - begun_s, (*_notes(start, best, devices, trials), *_total_notes(start, best, total)),
     )  # fmt: skip
 
 
@@ -125,13 +125,17 @@ def _total(bench: Bench, start: Setting, best: Setting) -> Pairs | None:
 
 
 def memory_limit(devices: Sequence[Any], given: int | None) -> int | None:
-    """What a program may take of one device; simulated devices share the machine's memory. None if unknown."""
-    if given is not None:
-        return int(USABLE * given)
+    """What a program may take of one device; simulated devices share the machine's memory. None if unknown.
+
+    No more than the device has, whatever is given: what is tried is run on it. A GPU tells what JAX's pool may hold
+    there, three quarters of the whole unless XLA_CLIENT_MEM_FRACTION says otherwise.
+    """
+    known = [] if given is None else [given]
     if devices[0].platform == "cpu":
-        return int(USABLE * machine_memory() / len(devices))
-    stats: dict[str, Any] = devices[0].memory_stats() or {}
-    return None if "bytes_limit" not in stats else int(USABLE * stats["bytes_limit"])
+        known.append(machine_memory() // len(devices))
+    elif (told := (devices[0].memory_stats() or {}).get("bytes_limit")) is not None:
+        known.append(told)
+    return int(USABLE * min(known)) if known else None
 
 
 def find_memory(
@@ -139,6 +143,7 @@ def find_memory(
 ) -> Memory:  # fmt: skip
     """How many rows fit a device, by compiling. Raises: MemoryFitError: not even the fewest do."""
     count, setting = rig.trainer.num_devices, rig.setting
+    multiple, data_rows = setting.parallel.accumulation, len(subject.source()) // count
     if limit is None:
         return Memory(None, None, None, ended_by="nothing known")
     compiled: dict[int, int] = {}
@@ -154,8 +159,8 @@ def find_memory(
 
     try:
         found = largest_batch(
-            peak, limit_bytes=limit, start_rows=setting.batch // count, multiple=setting.parallel.accumulation,
-            most_compilations=_MOST_COMPILATIONS, most_rows=len(subject.source()) // count,
+            peak, limit_bytes=limit, start_rows=setting.batch // count, multiple=multiple,
+            most_compilations=_MOST_COMPILATIONS, most_rows=data_rows,
         )  # fmt: skip
     except _NoAnalysis:
         return Memory(None, None, limit, ended_by="nothing known")
@@ -165,7 +170,9 @@ def find_memory(
         return Memory(rows, None if rows is None else fit[rows], limit, compiled, ended_by="time")
     except jax.errors.JaxRuntimeError as error:
         raise _cannot_run("does not compile", first_line(error)) from error
-    return Memory(found.rows, found.peak_bytes, limit, found.compiled, "memory" if found.is_bounded else "data")
+    open_end = "data" if found.rows + multiple > data_rows else "compilations"
+    ended_by = "memory" if found.is_bounded else open_end
+    return Memory(found.rows, found.peak_bytes, limit, found.compiled, ended_by)
 
 
 def start_memory(rig: Rig, *, limit: int | None) -> Memory:
@@ -216,7 +223,10 @@ def _room(rig: Rig, subject: Subject, memory: Memory, options: TuneOptions) -> R
     wire_bytes = 2 if rig.setting.parallel.reduce_dtype == "bfloat16" else 4
     return Room(
         devices=count,
-        largest_rows=memory.largest_rows,
+        found_for=rig.setting.parallel,
+        largest_rows=memory.largest_rows if memory.ended_by == "memory" else None,
+        refuses=memory.ended_by != "nothing known",
+        data_rows=len(subject.source()) // count,
         gradient_bytes=wire_bytes * sum(leaf.size for leaf in jax.tree.leaves(state.params)) // copies,
         sees_rows_together=bool(jax.tree.leaves(state.model_state)),
         can_sync=subject.task.synced is not None,
@@ -231,6 +241,23 @@ def _heard(bench: Bench, say: Callable[[Trial], None]) -> Callable[[Trial], None
         say(trial)
 
     return told
+
+
+def _total_notes(start: Setting, best: Setting, total: Pairs | None) -> list[str]:
+    """What the last comparison leaves of the changes that were kept."""
+    if best == start:
+        return []
+    if total is None:
+        return ["the first setting and the last could not be compared with each other in the end: more --seconds"]
+    outcome = judge(total)
+    if outcome == "kept":
+        return []
+    if outcome == "not decided":
+        return ["the time was up before the first setting and the last were compared often enough: more --seconds"]
+    return [
+        "compared with the first setting once more, the last one gains nothing beyond the noise: what was kept may be "
+        "luck; tune again on a machine that is otherwise idle"
+    ]
 
 
 def _notes(start: Setting, best: Setting, devices: Sequence[jax.Device], trials: Sequence[Trial]) -> list[str]:
