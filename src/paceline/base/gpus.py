@@ -63,12 +63,18 @@ def visible_entries(text: str, *, there: int) -> list[str]:
 
 
 def names_a_gpu(entry: str, *, there: int) -> bool:
-    """Whether an entry may name one of `there` GPUs: an index, or the beginning of a name, which is not looked up.
+    """Whether an entry may name one of `there` GPUs: an index, or the beginning of a name, which is not looked up."""
+    index = leading_number(entry)
+    return there > 0 and entry.startswith(_NAMES) if index is None else index < there
 
-    Of ``0-2`` CUDA reads the leading number alone, as C's strtoul does.
+
+def leading_number(entry: str) -> int | None:
+    """The index that CUDA reads in an entry; None of a name.
+
+    Of ``0-2`` it reads the leading number alone, as C's strtoul does.
     """
-    index = _INDEX.match(entry)
-    return int(index[0]) < there if index else there > 0 and entry.startswith(_NAMES)
+    found = _INDEX.match(entry)
+    return int(found[0]) if found else None
 
 
 def _names(folder: Path) -> list[str]:

@@ -39,10 +39,14 @@ def format_duration(seconds: int | float) -> str:
 
 def format_rate(per_second: int | float, what: str = "samples") -> str:
     """``12,345 samples/s``; three significant digits below 100; ``-`` when unknown."""
+    return f"{rate_digits(per_second)} {what}/s" if math.isfinite(per_second) else "-"
+
+
+def rate_digits(per_second: int | float) -> str:
+    """``12,345``: a rate as `format_rate` rounds it, for a table whose head has the unit."""
     if not math.isfinite(per_second):
         return "-"
-    digits = f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
-    return f"{digits} {what}/s"
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
 def format_count(value: int | float, noun: str) -> str:

@@ -35,8 +35,8 @@ def test_a_variable_that_xla_alone_reads_is_known(tmp_path, monkeypatch):
     """It stands in a library, to the end of a word; one that is only the beginning of another is none."""
     (tmp_path / "empty.so").touch()
     (tmp_path / "plugin.so").write_bytes(b"\x7fELF\0XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB\0more")
-    whole = variables._files
-    monkeypatch.setattr(variables, "_files", lambda packages, pattern: (
+    whole = variables.package_files
+    monkeypatch.setattr(variables, "package_files", lambda packages, pattern: (
         [tmp_path / "empty.so", tmp_path / "plugin.so"] if pattern == "*.so" else whole(packages, pattern)
     ))  # fmt: skip
     environment = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "64"}
@@ -47,7 +47,7 @@ def test_a_variable_that_xla_alone_reads_is_known(tmp_path, monkeypatch):
 
 def test_the_libraries_of_jax_are_looked_into():
     """That of jaxlib is among them, and holds the name of XLA's own flags."""
-    assert any(file.stat().st_size > 10_000_000 for file in variables._files(variables._LIBRARIES, "*.so"))
+    assert any(file.stat().st_size > 10_000_000 for file in variables.package_files(variables._LIBRARIES, "*.so"))
     assert variables._is_in_libraries("XLA_FLAGS") and not variables._is_in_libraries("XLA_FLAGG")
 
 

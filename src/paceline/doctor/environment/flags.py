@@ -9,16 +9,14 @@ Invariant: runs before this process reads XLA_FLAGS itself. Imports no jax.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import mmap
 import re
 import sys
 from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from paceline.base.errors import PacelineError
-from paceline.doctor.environment.system import Output, System
+from paceline.doctor.environment.system import Output, System, package_files
 from paceline.doctor.finding import Finding, not_run
 
 CHECK = "flags"
@@ -152,12 +150,9 @@ def _takes(system: System, name: str) -> bool:
 
 def _names_in_jaxlib() -> set[str]:
     """Everything in jaxlib's library that looks like the name of a flag. XLA's own --help is cut at 15 kB."""
-    found = importlib.util.find_spec("jaxlib")
-    folders = [Path(place) for place in (found.submodule_search_locations or [])] if found else []
-    libraries = [file for folder in folders for file in folder.glob("*.so")]
-    if not libraries:
+    largest = max(package_files(("jaxlib",), "*.so"), key=lambda file: file.stat().st_size, default=None)
+    if largest is None:
         return set()
-    largest = max(libraries, key=lambda file: file.stat().st_size)
     with largest.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return {name.decode() for name in _NAMES.findall(content)}
 

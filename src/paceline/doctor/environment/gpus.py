@@ -17,7 +17,6 @@ _SMI = "nvidia-smi"
 _FIELDS = "index,uuid,name,memory.total,memory.used,compute_cap"
 _APPS = "gpu_uuid,pid,process_name,used_memory"
 _VERSION = re.compile(r"NVRM version:.*?\b(\d{3,}\.[\d.]+)")
-_INDEX = re.compile(r"\d+")
 _MIB = 1024**2
 _BUS = "/sys/bus/pci/devices"
 _VENDOR = "0x10de"
@@ -75,12 +74,6 @@ class Driver:
     def major(self) -> int | None:
         """580 of 580.65.06."""
         return None if self.version is None else int(self.version.split(".")[0])
-
-
-def leading_number(entry: str) -> int | None:
-    """The index that CUDA reads in an entry of CUDA_VISIBLE_DEVICES, 0 of ``0-2``; None of a name (`base.gpus`)."""
-    found = _INDEX.match(entry)
-    return int(found[0]) if found else None
 
 
 def nvidia_card(system: System) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.base.gpus import visible_entries
+from paceline.base.gpus import leading_number, visible_entries
 from paceline.base.units import format_bytes, format_percent
-from paceline.doctor.environment.gpus import Driver, Gpu, leading_number
+from paceline.doctor.environment.gpus import Driver, Gpu
 from paceline.doctor.environment.system import System
 from paceline.doctor.finding import Finding
 

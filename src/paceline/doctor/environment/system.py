@@ -8,6 +8,7 @@ Invariant: nothing here raises for what is missing, and every program has a time
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import resource
@@ -15,7 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,14 @@ def extras_of_jax() -> frozenset[str]:
         return frozenset()
 
 
+def package_files(packages: Sequence[str], pattern: str) -> Iterator[Path]:
+    """The files of installed packages, folder by folder; none of them is imported."""
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            yield from Path(folder).rglob(pattern)
+
+
 def addresses_of(name: str) -> list[str]:
     """The addresses that a machine's name resolves to; none if it does not."""
     try:
@@ -65,9 +74,8 @@ def addresses_of(name: str) -> list[str]:
 def is_own_address(address: str) -> bool:
     """Whether an address is one of this machine's: only such a one can be bound to."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[
-            0
-        ]
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+        family, kind, _, _, place = found[0]
         with socket.socket(family, kind) as probe:
             probe.bind(place)
     except (OSError, UnicodeError):

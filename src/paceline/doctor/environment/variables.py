@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib.util
 import mmap
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from paceline.base.errors import PacelineError
-from paceline.doctor.environment.system import System
+from paceline.doctor.environment.system import System, package_files
 from paceline.doctor.finding import Finding
 
 CHECK = "variables"
@@ -88,7 +86,7 @@ def _unknown(system: System) -> Iterator[Finding]:
 def names_in_jax() -> frozenset[str]:
     """Every name in JAX's Python sources that is, or as an option of `jax.config` becomes, a variable. About 0.2 s."""
     found: set[str] = set()
-    for file in _files(_PACKAGES, "*.py"):
+    for file in package_files(_PACKAGES, "*.py"):
         text = file.read_text(encoding="utf-8", errors="replace")
         found |= {name.upper() for name in _WRITTEN.findall(text)}
     return frozenset(found)
@@ -97,21 +95,13 @@ def names_in_jax() -> frozenset[str]:
 def _is_in_libraries(name: str) -> bool:
     """Whether XLA itself reads a variable: its name, to the end of a word, in a library. About 0.1 s each."""
     whole = re.compile(re.escape(name.encode()) + rb"(?![A-Za-z0-9_])")
-    for file in _files(_LIBRARIES, "*.so"):
+    for file in package_files(_LIBRARIES, "*.so"):
         if not file.stat().st_size:
             continue
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if whole.search(content):
                 return True
     return False
-
-
-def _files(packages: Sequence[str], pattern: str) -> Iterator[Path]:
-    """The files of installed packages, none of them imported."""
-    for package in packages:
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from Path(folder).rglob(pattern)
 
 
 def _platforms(system: System) -> Iterator[Finding]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.base.gpus import gpus_of_machine, names_a_gpu, visible_entries
+from paceline.base.gpus import gpus_of_machine, leading_number, names_a_gpu, visible_entries
 from paceline.base.units import format_count
 from paceline.doctor.environment.asked import Asked
-from paceline.doctor.environment.gpus import Driver, leading_number
+from paceline.doctor.environment.gpus import Driver
 from paceline.doctor.environment.system import System
 from paceline.doctor.finding import Finding
 

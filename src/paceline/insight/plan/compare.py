@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.base.errors import PacelineError
-from paceline.base.units import format_bytes, format_count, format_duration
+from paceline.base.units import format_bytes, format_count, format_duration, rate_digits
 from paceline.engine.parallel import Parallel
 from paceline.insight.plan.plan import Ask, Plan
-from paceline.insight.plan.words import rate_digits
 
 Dimension = Literal["scheme", "placement", "precision", "accumulation"]
 DIMENSIONS: tuple[Dimension, ...] = ("scheme", "placement", "precision", "accumulation")

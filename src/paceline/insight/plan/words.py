@@ -6,7 +6,7 @@ Invariant: no number is calculated here that the JSON object has not.
 
 from __future__ import annotations
 
-from paceline.base.units import format_bytes, format_count, format_duration, format_percent, format_rate
+from paceline.base.units import format_bytes, format_count, format_duration, format_percent, format_rate, rate_digits
 from paceline.insight.memory.advice import Advice
 from paceline.insight.noise import format_rows
 from paceline.insight.plan.document import cost_of
@@ -182,11 +182,6 @@ def _statistical_lines(plan: Plan) -> list[str]:
         *lines,
         f"            useful up to {format_count(useful.devices, 'device')} {beyond}".replace(" ;", ";"),
     ]
-
-
-def rate_digits(per_second: int | float) -> str:
-    """``12,345``, ``0.42``: samples/s, as `format_rate` rounds them."""
-    return format_rate(per_second).removesuffix(" samples/s")
 
 
 def curve_lines(plan: Plan) -> list[str]:

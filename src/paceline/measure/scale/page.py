@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from paceline.base.units import format_duration, format_rate
+from paceline.base.units import format_duration, format_rate, rate_digits
 from paceline.measure.scale.efficiency import TERMS
 from paceline.measure.scale.figure import drawing, figure_svg
 from paceline.measure.scale.result import (
@@ -76,7 +76,7 @@ def _scaling(scaling: Scaling, predicted: str) -> Iterable[str]:
     yield f"<h2>{escape(mode_words(scaling))}</h2>"
     caption = f"throughput and efficiency (in brackets: {coverage_text(scaling)})"
     yield _table(caption, ["K", "batch", "S_K, samples/s", "E_K", predicted], [
-        [str(p.setting.devices), f"{p.setting.batch:,}", format_interval(p.samples_per_s, _rate), _share(p),
+        [str(p.setting.devices), f"{p.setting.batch:,}", format_interval(p.samples_per_s, rate_digits), _share(p),
          "" if p.predicted is None else predicted_text(p.predicted)]
         for p in scaling.points
     ])  # fmt: skip
@@ -109,10 +109,6 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     return f"<table><caption>{escape(caption)}</caption><tr>{top}</tr>{body}</table>"
-
-
-def _rate(value: float) -> str:
-    return format_rate(value).removesuffix(" samples/s")
 
 
 def _share(point: Point) -> str:

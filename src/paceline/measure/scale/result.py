@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.base.units import format_count, format_duration, format_percent, format_rate
+from paceline.base.units import format_count, format_duration, format_percent, format_rate, rate_digits
 from paceline.insight.noise import TwoNumbers, format_rows
 from paceline.measure.scale.efficiency import (
     TERMS,
@@ -277,7 +277,7 @@ def _scaling_lines(scaling: Scaling, machine: str | None) -> list[str]:
 
 
 def _point_line(point: Point, *, planned: bool) -> str:
-    speed = format_interval(point.samples_per_s, lambda value: format_rate(value).removesuffix(" samples/s"))
+    speed = format_interval(point.samples_per_s, rate_digits)
     share = "not claimed" if point.efficiency is None else format_interval(point.efficiency, percent_text)
     if point.setting.devices == 1 and point.efficiency is not None:
         share = "100 %"
