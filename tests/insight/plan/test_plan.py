@@ -233,6 +233,15 @@ def test_the_largest_batch_is_that_of_the_memory_however_few_the_data_are(place,
     assert plan_document(found)["largest_rows_per_device"]["data_rows"] == 250
 
 
+def test_memory_that_does_not_grow_has_no_largest_batch(place, machine, plan, monkeypatch):
+    """Steps of 64 and of 128 rows that take the same: 128 rows fit, more may, and no number is made up."""
+    few = Programs(dataclasses.replace(WORK, source_rows=1000), place, devices=4)
+    real, memory = few.several, plan.step_program.memory
+    monkeypatch.setattr(few, "several", lambda wanted: [dataclasses.replace(s, memory=memory) for s in real(wanted)])
+    found = make_plan(few, machine, parallel=PER_DEVICE, ask=Ask(256), notes=())
+    assert found.largest == LargestRows(128, False, is_bounded=False, data_rows=250)
+
+
 @pytest.mark.parametrize(
     ("largest", "words"),
     [
