@@ -15,15 +15,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
-import jaxtyping
 import pytest
 
-from tests.typechecks import check
+from tests.typechecks import install_checks
 
 jax.config.update("jax_num_cpu_devices", 8)
 
 # Shapes and types in annotations are checked while tests run. Must precede every import of paceline.
-jaxtyping.install_import_hook("paceline", f"{check.__module__}.{check.__name__}")
+install_checks("paceline")
 
 # No deadline: a first call compiles. CI draws the same examples each time, so that a red run can be repeated.
 hypothesis.settings.register_profile("paceline", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.engine.parallel import Parallel
 from paceline.tasks.losses import Weighted
+from tests.ends import grid
 from tests.engine.helpers import SCHEMES, Ran, assert_close, run, step_of
 
 ROWS, INPUTS, HIDDEN, STEPS, SEED = 32, 3, 5, 3, 7
@@ -19,7 +20,8 @@ RATE, CLIP, DECAY = 0.05, 3.0, 0.9
 OPTIMIZER = optax.adam(RATE)
 
 everywhere = pytest.mark.parametrize(
-    "scheme, devices, parts", [(s, k, n) for s in SCHEMES for k in (1, 2, 4, 8) for n in (1, 4)]
+    "scheme, devices, parts",
+    grid(((s, k, n) for s in SCHEMES for k in (1, 2, 4, 8) for n in (1, 4)), both=lambda s, k, n: k in (1, 4)),
 )
 
 

@@ -18,6 +18,9 @@ from tests.processes.mlp import SCHEMES, assert_same, restored, trained
 
 LIBRARY = str(Path(__file__).with_name("library.py"))
 MLP = str(Path(__file__).with_name("mlp.py"))
+ONCE = pytest.mark.once(
+    reason="Open MPI and Paceline's command line are the same at both ends; both join jax one above"
+)
 
 
 @pytest.mark.slow(
@@ -33,6 +36,7 @@ def test_a_script_trains_the_same_parameters(mpi, tmp_path):
         assert_same(dict(np.load(tmp_path / f"{name}.npz")), trained(SCHEMES[name], steps=8))
 
 
+@ONCE
 def test_the_command_line_trains_the_same_parameters(mpi, tmp_path):
     """`mpirun -n 2 paceline train`: one report, of two devices, and a checkpoint that this process reads."""
     run = tmp_path / "run"
@@ -45,6 +49,7 @@ def test_the_command_line_trains_the_same_parameters(mpi, tmp_path):
     assert_same(restored(run), trained(SCHEMES["global_view"], steps=8))
 
 
+@ONCE
 def test_a_mistake_is_told_once(mpi, tmp_path):
     """A batch that does not split ends both processes with exit code 2 and one error, not two tracebacks."""
     options = ["--devices-per-process", "1", "--batch", "15", "--steps", "8", "--run", str(tmp_path / "run")]

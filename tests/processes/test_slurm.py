@@ -25,6 +25,9 @@ from tests.processes.mlp import SCHEMES, assert_same, restored, trained
 from tests.processes.run import child_environment, until
 
 MLP = str(Path(__file__).with_name("mlp.py"))
+ONCE = pytest.mark.once(
+    reason="Slurm's queue and signals, Paceline's script and watchdog are the same at both ends; both join jax above"
+)
 
 
 def test_srun_trains_the_same_parameters(slurm, tmp_path):
@@ -68,6 +71,7 @@ def await_steps(run: Path, steps: int, *, output: Path) -> None:
     until(enough, timeout_s=120, what=f"{steps} steps")
 
 
+@ONCE
 @pytest.mark.slow(reason="a job starts twice: only a real Slurm shows that a requeued job goes on where it was")
 def test_a_job_that_is_warned_goes_on_where_it_was(slurm, tmp_path):
     """SIGUSR1: both processes save after the same step and exit 143; queued again, the run is the unbroken one."""
@@ -88,6 +92,7 @@ def test_a_job_that_is_warned_goes_on_where_it_was(slurm, tmp_path):
     assert_same(restored(run), trained(SCHEMES["global_view"], steps=60))
 
 
+@ONCE
 @pytest.mark.slow(reason="the written script, a supervisor and two processes on a real Slurm")
 def test_the_written_script_trains_the_same_parameters(slurm, tmp_path):
     """`paceline launch --write slurm`, then `sbatch`: the job completes with the parameters of one process."""
@@ -108,6 +113,7 @@ def test_the_written_script_trains_the_same_parameters(slurm, tmp_path):
     assert_same(restored(run), trained(SCHEMES["global_view"], steps=8))
 
 
+@ONCE
 @pytest.mark.slow(reason="two real tasks of a job: srun itself leaves the survivor alone")
 def test_a_process_that_dies_ends_the_other(slurm, tmp_path):
     """srun itself waits for the rest: process 0 names process 1, says how to go on, and ends within seconds."""

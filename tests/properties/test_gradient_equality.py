@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from paceline.engine.parallel import Parallel, Placement, Precision, Scheme
 from paceline.engine.step import StepFunction
 from paceline.tasks.tree import named_leaves
+from tests.ends import grid
 from tests.engine.conftest import quickly_compiled
 from tests.engine.helpers import place, shard_bytes, start, step_of, to_numpy
 from tests.properties import updates
@@ -180,7 +181,7 @@ def _masks(case: Case) -> st.SearchStrategy[np.ndarray]:
     )
 
 
-@pytest.mark.parametrize("case", [*WIDE, *NARROW], ids=str)
+@pytest.mark.parametrize("case", grid([*WIDE, *NARROW], both=lambda case: case.devices in (2, 4)), ids=str)
 @settings(max_examples=6)
 @given(data=st.data())
 def test_every_update_is_that_of_one_device(case, data):

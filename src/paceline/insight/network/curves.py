@@ -145,7 +145,7 @@ def load_curves(path: Path | str) -> NetworkCurves:
         ) from error
 
 
-def curves_from(document: dict[str, Any]) -> NetworkCurves:
+def curves_from(document: Any) -> NetworkCurves:
     """The inverse of `NetworkCurves.as_dict`.
 
     Raises: ValueError, KeyError, TypeError: something else.
