@@ -96,7 +96,14 @@ def test_an_unknown_network_is_unknown(name):
     """A kind without a rate, a rate of nothing, a kind that is none."""
     with pytest.raises(DeviceError, match="unknown network") as raised:
         parse_network(name, devices_per_node=8)
-    assert "10GbE" in raised.value.fix
+    assert "10GbE" in raised.value.fix and "--curves" not in raised.value.fix
+
+
+def test_a_file_taken_for_a_network_is_told_where_it_goes():
+    """`scale --network --json FILE` writes curves; the plan's option for them has another name."""
+    with pytest.raises(DeviceError, match="unknown network") as raised:
+        parse_network("runs/scale.json", devices_per_node=8)
+    assert raised.value.fix.endswith("a file of measured curves goes to --curves")
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,8 @@ def _unknown(name: str) -> DeviceError:
     return DeviceError(
         what=f"unknown network {name!r}",
         why="what nodes reach over it is not known, and another network's rate would give wrong answers",
-        fix="say its rate and kind, such as 10GbE, 100GbE, '8x200Gb InfiniBand', '400Gb per GPU' or '4xNDR'",
+        fix="say its rate and kind, such as 10GbE, 100GbE, '8x200Gb InfiniBand', '400Gb per GPU' or '4xNDR'"
+        + ("; a file of measured curves goes to --curves" if name.lower().endswith(".json") else ""),
     )
 
 

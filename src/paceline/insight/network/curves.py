@@ -136,7 +136,10 @@ def load_curves(path: Path | str) -> NetworkCurves:
     """
     try:
         document = json.loads(Path(path).read_text())
-        return curves_from(document.get("network", document))
+        held = document.get("network", document)
+        if held is None:
+            raise ValueError("it was written without --network")
+        return curves_from(held)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
             what=f"{path} holds no measured network ({error})",
@@ -145,7 +148,7 @@ def load_curves(path: Path | str) -> NetworkCurves:
         ) from error
 
 
-def curves_from(document: Any) -> NetworkCurves:
+def curves_from(document: dict[str, Any]) -> NetworkCurves:
     """The inverse of `NetworkCurves.as_dict`.
 
     Raises: ValueError, KeyError, TypeError: something else.
