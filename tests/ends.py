@@ -20,7 +20,7 @@ def grid(cases: Iterable[Any], *, both: Callable[..., bool]) -> list[Any]:
     """Cases for `pytest.mark.parametrize`, of which the low end runs those for which `both` is true.
 
     Args:
-      cases: tuples, one value a parameter; or single values.
+      cases: tuples, one value a parameter; or single values, of which a named tuple is one.
       both: takes the values of a case.
     """
     tuples = (case if type(case) is tuple else (case,) for case in cases)

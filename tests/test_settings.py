@@ -45,13 +45,19 @@ def pairs(first: Int64[np.ndarray, " n"], second: Int64[np.ndarray, " n"]) -> in
     return len(first) + len(second)
 
 
+def nested(first: list[Int64[np.ndarray, " n"]], second: Int64[np.ndarray, " n"] | None) -> int:
+    return 0 if second is None else len(first[0]) + len(second)
+
+
 def test_dimensions_of_one_name_are_compared():
-    """As the hook decorates a function: 3 and 3 are `n`, 3 and 2 are not."""
+    """As the hook decorates a function: 3 and 3 are `n`, 3 and 2 are not; inside other types too."""
     decorate = jaxtyping.jaxtyped(typechecker=check)
     numbers = np.arange(3)
-    assert decorate(pairs)(numbers, numbers) == 6
+    assert decorate(pairs)(numbers, numbers) == decorate(nested)([numbers], numbers) == 6
     with pytest.raises(jaxtyping.TypeCheckError):
         decorate(pairs)(numbers, numbers[:2])
+    with pytest.raises(jaxtyping.TypeCheckError):
+        decorate(nested)([numbers], numbers[:2])
 
 
 def test_no_setting_of_a_folder_outlives_its_tests():

@@ -19,7 +19,7 @@ from tests.processes.mlp import SCHEMES, assert_same, restored, trained
 LIBRARY = str(Path(__file__).with_name("library.py"))
 MLP = str(Path(__file__).with_name("mlp.py"))
 ONCE = pytest.mark.once(
-    reason="Open MPI and Paceline's command line are the same at both ends; both join jax one above"
+    reason="Open MPI and Paceline's command line are the same at both ends; the test above joins jax at both"
 )
 
 

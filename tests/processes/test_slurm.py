@@ -26,7 +26,7 @@ from tests.processes.run import child_environment, until
 
 MLP = str(Path(__file__).with_name("mlp.py"))
 ONCE = pytest.mark.once(
-    reason="Slurm's queue and signals, Paceline's script and watchdog are the same at both ends; both join jax above"
+    reason="Slurm, Paceline's script and its watchdog are the same at both ends; the test above joins jax at both"
 )
 
 

@@ -110,6 +110,12 @@ NARROW = [
     case_of(number, 3 * number + shift, precision)
     for number, (shift, precision) in itertools.product(range(7), enumerate(PRECISIONS))
 ]
+CASES = [*WIDE, *NARROW]
+
+
+def both_ends(case: Case) -> bool:
+    """Whether the low end runs it too: 2 and 8 devices compile as 4 do, 1 does not."""
+    return case.devices in (1, 4)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -181,7 +187,7 @@ def _masks(case: Case) -> st.SearchStrategy[np.ndarray]:
     )
 
 
-@pytest.mark.parametrize("case", grid([*WIDE, *NARROW], both=lambda case: case.devices in (2, 4)), ids=str)
+@pytest.mark.parametrize("case", grid(CASES, both=both_ends), ids=str)
 @settings(max_examples=6)
 @given(data=st.data())
 def test_every_update_is_that_of_one_device(case, data):
@@ -207,6 +213,15 @@ def test_the_cases_hold_every_scheme_on_every_number_of_devices_in_every_precisi
     assert len(pairs) == len(PLACED) * len(DEVICES)
     assert len({(case.scheme, case.placement, case.precision) for case in NARROW}) == len(PLACED) * len(PRECISIONS)
     assert len({(case.devices, case.parts) for case in WIDE}) == len(DEVICES) * len(PARTS)
+
+
+def test_the_low_end_has_every_value_of_every_option_but_two_numbers_of_devices():
+    """Schemes with their placements, microbatches, rows, forms of loss, precisions; one device and four."""
+    for field in ("scheme", "placement", "parts", "rows", "form", "precision", "adam"):
+        of_all, of_low = ({getattr(case, field) for case in cases} for cases in (CASES, filter(both_ends, CASES)))
+        assert of_low == of_all, field
+    placed = {(case.scheme, case.placement, case.devices) for case in filter(both_ends, CASES)}
+    assert placed == {(*placed, devices) for placed in PLACED for devices in (1, 4)}
 
 
 def on_host(step: StepFunction, state: Any) -> dict[str, Any]:
