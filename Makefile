@@ -5,11 +5,15 @@ VENV ?= .venv
 PYTHON ?=
 # A pin such as JAX='jax==0.10.*'; empty takes the newest jax that pyproject.toml allows.
 JAX ?=
+# Further extras for the tests: WITH=apart adds what the tests of the page in a browser and of the exporters need.
+WITH ?=
 WORKERS ?= 2
 ARGS ?=
 
+COMMA := ,
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+WITH_TEST := test,recipes,equinox$(addprefix $(COMMA),$(WITH))
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 
 .DEFAULT_GOAL := help
@@ -17,7 +21,7 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 .PHONY: help train test aot check bench clean FORCE
 
 help: ## list the commands
-	@echo 'usage: make COMMAND [VENV=.venv] [PYTHON=python3.12] [JAX=jax==0.12.*] [WORKERS=2] [ARGS=...]'
+	@echo 'usage: make COMMAND [VENV=.venv] [PYTHON=python3.12] [JAX=jax==0.12.*] [WITH=apart] [WORKERS=2] [ARGS=...]'
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 train: $(VENV)/.has-recipes ## install once, then train the image recipe on 4 simulated devices
@@ -44,9 +48,10 @@ clean: ## remove caches and the default environments; runs/ stays
 
 # One stamp a set of extras. Editable: a change of a source needs no new install, a change of pyproject.toml does.
 $(VENV)/.has-recipes: EXTRAS = recipes
-$(VENV)/.has-test: EXTRAS = test,recipes,equinox
+$(VENV)/.has-test: EXTRAS = $(WITH_TEST)
 $(VENV)/.has-aot: EXTRAS = test,recipes,equinox,cuda13
 $(VENV)/.has-dev: EXTRAS = dev,recipes,equinox
+$(VENV)/.has-test: $(VENV)/.with
 $(VENV)/.has-%: pyproject.toml $(VENV)/.jax | $(VENV)/.ready
 	@echo "installing paceline[$(EXTRAS)] into $(VENV) (once)"
 	@$(PIP) --editable '.[$(EXTRAS)]' $(if $(JAX),'$(JAX)')
@@ -55,6 +60,9 @@ $(VENV)/.has-%: pyproject.toml $(VENV)/.jax | $(VENV)/.ready
 # Holds the pin, and changes only with it: another JAX= must not be taken for installed.
 $(VENV)/.jax: FORCE | $(VENV)/.ready
 	@echo '$(JAX)' | cmp -s - $@ || echo '$(JAX)' > $@
+
+$(VENV)/.with: FORCE | $(VENV)/.ready
+	@echo '$(WITH)' | cmp -s - $@ || echo '$(WITH)' > $@
 
 # A PATH entry may be a pyenv shim that does not run, so each candidate is tried, not just looked up.
 $(VENV)/.ready:

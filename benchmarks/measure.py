@@ -44,7 +44,7 @@ class Row:
       benchmark: name of the module.
       compared: what stands over what, with the sizes and times that matter.
       value: what was measured, in `unit`.
-      unit: ``x`` for ratios, ``s``, ``ms``, ``%`` or ``programs``.
+      unit: ``x`` for ratios, ``s``, ``ms``, ``us``, ``%``, ``bytes`` or ``programs``.
       at_least, at_most: the target, if there is one.
     """
 

@@ -1,7 +1,7 @@
 """Measures and writes the table: ``python benchmarks/run.py --out docs/benchmarks.md [--quick] [--only NAME]``.
 
 Owns: which benchmarks there are, one process a benchmark and number of devices, the page.
-Hardware: any machine; the devices are simulated on its processors. Time: 8 minutes, with --quick 2.
+Hardware: any machine; the devices are simulated on its processors. Time: 20 minutes, with --quick 5.
 
 Each measurement has a process of its own, because the number of simulated devices is fixed when the first is used.
 Nothing else should run meanwhile: ratios of neighbours in time survive a changing load, but it widens their quartiles.
@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.measure import Row, machine, row_from_dict, say  # noqa: E402 - needs the path above
 
 BENCHMARKS = (
-    "startup", "loop_overhead", "tutorial_loop", "handwritten", "input_wait", "audit", "saving", "checkpoint",
-    "processes",
+    "startup", "loop_overhead", "tutorial_loop", "handwritten", "input_wait", "telemetry", "audit", "saving",
+    "checkpoint", "processes", "watch", "page",
 )  # fmt: skip
 
 _PAGE = """\

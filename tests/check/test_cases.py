@@ -16,6 +16,10 @@ from paceline.check.parity import causes
 from tests.check import case_files as files
 from tests.cli.conftest import paceline as paceline
 
+pytestmark = pytest.mark.once(
+    reason="verify, doctor and train are proven at both ends where they are tested; here they are called as users do"
+)
+
 FEW = ("--accumulation", "1", "--placements", "replicated", "--updates", "2")
 TRAIN = ("--steps", "1", "--progress", "none", "--run", "run", "--json", "out.json")
 SCHEMES = ("global_view", "per_device", "pmap")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import jax
@@ -128,6 +129,15 @@ def test_the_meta_of_a_damaged_document_is_refused(folder):
     flip(folder / "2" / files.DOCUMENT, place=0.5)
     with pytest.raises(CheckpointError, match=r"paceline\.json"):
         read_meta(folder, 2)
+
+
+def test_a_pipe_in_place_of_a_document_is_damage_and_no_waiting(folder):
+    """Nobody writes to it."""
+    (folder / "2" / files.DOCUMENT).unlink()
+    os.mkfifo(folder / "2" / files.DOCUMENT)
+    assert files.steps(folder) == [1]
+    with pytest.raises(files.Damaged, match="cannot be read: a named pipe lies there"):
+        files.read_document(folder / "2")
 
 
 def test_one_device_that_holds_other_numbers_is_found(folder, monkeypatch):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_a_full_disk_is_said_at_once_and_the_next_save_is_tried_again(tmp_path, 
             assert len(said) == 1
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_what_a_failed_save_makes_again_is_taken_away_too(tmp_path):
+    """A thread that goes on behind the failure makes the folder again: it is gone when discarding ends."""
+    place = tmp_path / "2.saving"
+    place.mkdir()
+
+    def make_again() -> None:
+        deadline_s = time.monotonic() + 5
+        while place.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        (place / "default").mkdir(parents=True)
+
+    thread = threading.Thread(target=make_again)
+    thread.start()
+    files.discard(place, settle_s=0.5)
+    thread.join()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])

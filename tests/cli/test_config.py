@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from paceline.base.errors import OptionError
+from paceline.cli.options import apply_config, read_config
+from paceline.cli.run_options import RunOptions
+from paceline.telemetry.exporters.exporter import exporter_names
 from paceline.telemetry.reader import read_run
 
 QUIET = ("train", "linear", "--devices", "4", "--progress", "none", "--run", "run")
@@ -44,6 +48,16 @@ def test_entries_take_effect(paceline, tmp_path, name, text):
     names = ("batch", "steps", "scheme", "clip_norm", "config")
     assert [options[key] for key in names] == [128, 2, "per_device", 1.0, name]
     assert recipe == {"points": 512, "noise": 0.1, "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize("entry", ['"tensorboard"', '"tensorboard,wandb"', '["tensorboard", "wandb"]'])
+def test_an_option_that_takes_several_takes_one_string_too(tmp_path, entry):
+    """As on the command line; a number is still refused."""
+    (tmp_path / "a.toml").write_text(f"log-to = {entry}\n")
+    (options,) = apply_config(read_config(str(tmp_path / "a.toml")), "a.toml", defaults=[RunOptions()])
+    assert exporter_names(options.log_to) == (("tensorboard", "wandb") if "wandb" in entry else ("tensorboard",))
+    with pytest.raises(OptionError, match="log_to"):
+        apply_config({"log_to": 3}, "a.toml", defaults=[RunOptions()])
 
 
 def test_a_flag_comes_before_the_file(paceline, tmp_path):

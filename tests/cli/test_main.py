@@ -127,12 +127,15 @@ def test_a_value_for_which_jax_cannot_be_imported_is_refused_in_words(tmp_path):
     assert ran.stderr.endswith("fix: set it to true or false, or unset JAX_ENABLE_X64\n")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("train", "--help"), ("doctor",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("--version",), ("train", "--help"), ("doctor",), ("watch", "runs"), ("compare", "a"), ("log", "a")],
+)
 def test_what_uses_no_device_tries_no_flags(paceline, monkeypatch, arguments):
     """Help is shown with any flags; the doctor has a finding of its own."""
     monkeypatch.setenv("XLA_FLAGS", WRONG)
     monkeypatch.setattr(program, "_check_flags", lambda *_: pytest.fail("tried"))
-    for name in ("train", "doctor"):
+    for name in ("train", "doctor", "watch", "compare", "log"):
         monkeypatch.setattr(f"paceline.cli.{name}.run", lambda arguments: 0)
     assert paceline(*arguments).code == 0
 
@@ -145,6 +148,25 @@ def test_ctrl_c_anywhere_has_exit_code_130(paceline, monkeypatch):
 
     monkeypatch.setattr("paceline.cli.train.run", interrupt)
     assert paceline("train", "linear") == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_nobody_reads_ends_quietly(buffered):
+    """`paceline --help` with its reader gone: 141, nothing on standard error, also of what Python keeps in a buffer."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "paceline.cli.main", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ran = subprocess.run(command, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+def test_output_that_was_closed_from_the_start_is_no_error():
+    """`paceline --help >&-`: there is nothing to write to, as was asked."""
+    command = ["sh", "-c", 'exec "$0" -m paceline.cli.main --help >&-', sys.executable]
+    ran = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_bug_of_ours_is_not_dressed_as_a_users_mistake(paceline, monkeypatch):

@@ -9,11 +9,13 @@ import os
 import jax
 import pytest
 
+from paceline.base.figures import FigureError
 from paceline.cli import scale as command
 from paceline.cli.scale import _with_commas_split, read_arguments
 from paceline.measure.scale import station
-from paceline.measure.scale.figure import FigureError
 from tests.measure.scale.results import result
+
+pytestmark = pytest.mark.once(reason="what scale measures is tested at both ends in tests/measure; here it is called")
 
 QUICK = ("--repeats", "3", "--seconds", "0.5")
 

@@ -7,13 +7,10 @@ import gc
 import signal
 import threading
 import weakref
-from queue import Empty
-from types import SimpleNamespace
 
 import pytest
 
 from paceline.base.errors import OptionError
-from paceline.data import feed as feed_module
 from paceline.data.feed import THREAD_NAME, Feed
 
 PATIENCE_S = 10.0
@@ -362,74 +359,6 @@ def test_ctrl_c_interrupts_a_waiting_next():
         handled.set()
         feed.close()
         signal.signal(signal.SIGINT, before)
-
-
-def test_the_wait_is_measured(monkeypatch):
-    """By a clock that reads 0, 1, 5, 8 and then 20, 20.5 s: waits of 1, 3 and, for the end, 0.5 s."""
-    ticks = iter([0.0, 1.0, 5.0, 8.0, 20.0, 20.5])
-    monkeypatch.setattr(feed_module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    feed = Feed([1, 2], same)
-    waits = [feed.wait_s for _ in feed]
-    assert waits == [1.0, 3.0]
-    assert (feed.wait_s, feed.total_wait_s) == (0.5, 4.5)
-
-
-class _Waited:
-    """A queue on a clock that only waiting moves: its one entry arrives at a time, and the devices end at another."""
-
-    def __init__(self, *, arrives_s, done_s):
-        self.now_s, self.looks = 0.0, 0
-        self._arrives_s, self._done_s = arrives_s, done_s
-
-    def perf_counter(self):
-        return self.now_s
-
-    def busy(self):
-        self.looks += 1
-        return self.now_s < self._done_s
-
-    def get_nowait(self):
-        return self.get(timeout=0.0)
-
-    def get(self, timeout=1e9):
-        self.now_s = min(self.now_s + timeout, max(self.now_s, self._arrives_s))
-        if self.now_s < self._arrives_s:
-            raise Empty
-        return (0, "entry")
-
-
-@pytest.mark.parametrize(
-    ("arrives_s", "done_s", "idle_s", "looks"),
-    [(0.100, 0.092, 0.008, 20), (0.100, 0.0, 0.100, 1), (0.100, 0.5, 0.0, 21), (0.0, 0.0, 0.0, 0),
-     (0.103, 0.102, 0.001, 22)],
-    ids=["ends during the wait", "had ended before", "still busy", "no wait", "both between two looks"],
-)  # fmt: skip
-def test_only_the_part_of_a_wait_in_which_nothing_ran_is_idle(monkeypatch, arrives_s, done_s, idle_s, looks):
-    """Looked at each 5 ms, so to 2.5 ms: a batch after 100 ms, devices that end after 92, leaves 8 ms, not 100."""
-    waited = _Waited(arrives_s=arrives_s, done_s=done_s)
-    monkeypatch.setattr(feed_module, "time", waited)
-    channel = feed_module._Channel(1)
-    channel.items = waited
-    entry, found_s = channel.next(waited.busy, each_s=0.005)
-    assert entry == (0, "entry") and waited.now_s == pytest.approx(arrives_s)
-    assert found_s == pytest.approx(idle_s, abs=0.0025)
-    assert waited.looks == pytest.approx(looks, abs=1)
-
-
-def test_a_watched_feed_gives_every_item_and_then_what_its_source_raised():
-    """As `next` does: 0, 1, 2 in order, each with its seconds, and the error behind them; the end without one."""
-
-    def source():
-        yield from range(3)
-        raise ZeroDivisionError("row 3")
-
-    seen = []
-    with Feed(source(), same) as feed, pytest.raises(ZeroDivisionError, match="row 3"):
-        for item, idle_s in feed.watched(lambda: True):
-            seen.append((item, idle_s))
-    assert seen == [(0, 0.0), (1, 0.0), (2, 0.0)]
-    with Feed(range(3), same) as feed:
-        assert [item for item, _ in feed.watched(lambda: False)] == [0, 1, 2]
 
 
 def test_a_depth_without_room_is_refused():

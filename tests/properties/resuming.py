@@ -38,7 +38,7 @@ PLACED: tuple[tuple[Scheme, Placement], ...] = (
     ("per_device", "fsdp"),
     ("pmap", "replicated"),
 )
-TIMES = ("input/", "speed/")
+TIMES = ("input/", "memory/", "speed/")
 
 
 def make_rows(count: int = ROWS) -> dict[str, np.ndarray]:

@@ -80,3 +80,11 @@ def test_what_is_no_json_object_raises_value_error(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(ValueError):
         read_document(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_an_error_and_no_waiting(tmp_path, make):
+    """Nobody writes to the pipe."""
+    make(tmp_path / "run.json")
+    with pytest.raises(OSError, match="lies there, not a file"):
+        read_document(tmp_path / "run.json")

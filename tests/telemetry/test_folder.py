@@ -20,6 +20,7 @@ def test_a_discarded_run_frees_its_path_but_keeps_the_files_of_others(tmp_path):
     for name, extra in (("own", []), ("shared", ["notes.txt"])):
         folder = RunFolder.create(tmp_path / name)
         folder.events_file(0).write_bytes(b"")
+        folder.write_program({"flops": 1})
         for file in extra:
             (folder.path / file).write_text("mine")
         folder.discard()
@@ -169,7 +170,7 @@ def test_a_report_that_cannot_be_written_is_an_error_with_a_fix(tmp_path, monkey
 
 def test_opening_what_is_no_run_says_what_is_missing(tmp_path):
     """A folder of runs is the usual mistake: the fix names one of them."""
-    with pytest.raises(RunFolderError, match="is not a folder"):
+    with pytest.raises(RunFolderError, match="there is no such folder"):
         RunFolder.open(tmp_path / "nowhere")
     with pytest.raises(RunFolderError, match=r"holds no run\.json") as caught:
         RunFolder.open(tmp_path)
@@ -216,3 +217,18 @@ def test_a_free_sibling_counts_on_and_leaves_times_alone(tmp_path):
     assert free_sibling(tmp_path / "a-2").name == "a-3"
     assert free_sibling(tmp_path / "a-20260102-030405").name == "a-20260102-030405-2"
     assert free_sibling(Path("/")).name == "run-2"
+
+
+def test_a_pipe_in_place_of_run_json_is_told(tmp_path):
+    """Not as a folder without one."""
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(RunFolderError, match=r"run\.json cannot be read: a named pipe lies there"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_file_of_a_run_is_answered_with_the_folder_around_it(tmp_path):
+    """The other usual mistake."""
+    folder = RunFolder.create(tmp_path / "image")
+    with pytest.raises(RunFolderError, match="it is not a folder") as caught:
+        RunFolder.open(folder.run_file)
+    assert caught.value.fix == f"name the folder of the run, {str(folder.path)!r}"

@@ -12,7 +12,7 @@ import paceline.telemetry
 def test_telemetry_brings_in_neither_jax_nor_rich():
     """A page or a comparison starts at once, and on a machine without devices. Numpy is not needed either."""
     modules = [f"paceline.telemetry.{module.name}" for module in pkgutil.iter_modules(paceline.telemetry.__path__)]
-    assert len(modules) == 9
+    assert len(modules) == 11
     code = (
         f"import sys, {', '.join(modules)}; print([m for m in ('jax', 'jaxlib', 'numpy', 'rich') if m in sys.modules])"
     )

@@ -25,7 +25,7 @@ def test_each_constant_is_registered_under_its_own_key():
     """No metric is declared outside the register, and no two share a key."""
     constants = [value for value in vars(metrics).values() if isinstance(value, metrics.Metric)]
     assert {metric.key: metric for metric in constants} == dict(METRICS)
-    assert len(constants) == len(METRICS) == 18
+    assert len(constants) == len(METRICS) == 25
 
 
 def test_the_register_cannot_be_changed_in_passing():
@@ -72,7 +72,7 @@ def test_any_key_can_be_described():
     """A page also shows runs of users and of other versions."""
     assert describe("train/loss") is metrics.TRAIN_LOSS
     assert describe("train/accuracy").description == "The task's own metric 'accuracy' of the training batch."
-    assert describe("memory/peak_bytes") == metrics.Metric(
-        "memory/peak_bytes", "bytes", "Not declared by Paceline.", "none"
+    assert describe("memory/swap_bytes") == metrics.Metric(
+        "memory/swap_bytes", "bytes", "Not declared by Paceline.", "none"
     )
     assert describe("").unit == ""

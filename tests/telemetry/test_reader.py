@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Literal, get_args
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.base.errors import RunFolderError
+from paceline.telemetry import events as events_module
 from paceline.telemetry.events import Event, encode
 from paceline.telemetry.folder import RunFolder
 from paceline.telemetry.reader import events_files, read_events, read_run
@@ -27,9 +33,9 @@ def test_a_line_torn_by_a_kill_at_any_byte_is_read_when_it_is_whole(tmp_path, ke
     whole = b"".join(LINES[:-1])
     file.write_bytes(whole + LINES[-1][:kept])
     first = read_events(file)
-    assert first == ([event(0), event(1), event(2)], len(whole), 0)
+    assert first == ([event(0), event(1), event(2)], len(whole), 0, {})
     file.write_bytes(whole + LINES[-1])
-    assert read_events(file, first.next_offset) == ([event(3)], len(whole) + len(LINES[-1]), 0)
+    assert read_events(file, first.next_offset) == ([event(3)], len(whole) + len(LINES[-1]), 0, {})
 
 
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=6), data=st.data())
@@ -61,12 +67,38 @@ def test_a_damaged_line_in_the_middle_is_counted_and_costs_only_itself(tmp_path,
     assert page.next_offset == file.stat().st_size
 
 
+def test_kinds_of_a_later_version_are_counted_by_name(tmp_path):
+    """Two "zoom" and one "tilt" between known events, and one damaged line: each in its own count, no event lost."""
+    file = tmp_path / "events-0.jsonl"
+    zoom, tilt = b'{"kind":"zoom","step":1,"time_s":2.0,"level":[3]}\n', b'{"kind":"tilt","step":1,"time_s":2.0}\n'
+    file.write_bytes(LINES[0] + zoom + tilt + b"{torn\n" + zoom + LINES[1])
+    page = read_events(file)
+    assert page.events == [event(0), event(1)]
+    assert (page.unknown, page.skipped) == ({"zoom": 2, "tilt": 1}, 1)
+    assert page.next_offset == file.stat().st_size
+
+
+def test_a_reader_that_knows_fewer_kinds_keeps_what_it_knows(tmp_path, monkeypatch):
+    """The version before checkpoints and skips were kinds, on a file of today: steps as ever, the others counted."""
+    file = tmp_path / "events-0.jsonl"
+    today = [encode(Event(kind, 7, 1.0, {}, "words")) for kind in ("checkpoint", "skip", "notice")]
+    file.write_bytes(LINES[0] + b"".join(today))
+    before = Literal["step", "evaluation", "audit", "notice", "start", "end"]
+    line = msgspec.defstruct("_Line", [("kind", before), ("step", int), ("time_s", float), ("values", dict),
+                                       ("text", str | None, None), ("where", tuple, ())])  # fmt: skip
+    monkeypatch.setattr(events_module, "_decoder", msgspec.json.Decoder(line))
+    monkeypatch.setattr(events_module, "_KINDS", frozenset(get_args(before)))
+    page = read_events(file)
+    assert [found.kind for found in page.events] == ["step", "notice"]
+    assert (page.unknown, page.skipped) == ({"checkpoint": 1, "skip": 1}, 0)
+
+
 def test_a_file_without_a_whole_line_gives_nothing_yet(tmp_path):
     """Neither an empty file nor the beginning of a first line."""
     file = tmp_path / "events-0.jsonl"
     for content in (b"", LINES[0][:-1]):
         file.write_bytes(content)
-        assert read_events(file) == ([], 0, 0)
+        assert read_events(file) == ([], 0, 0, {})
 
 
 @pytest.mark.parametrize("offset", [-1, 10**6])
@@ -76,7 +108,23 @@ def test_an_offset_outside_the_file_is_an_error_and_not_silence(tmp_path, offset
     file.write_bytes(LINES[0])
     with pytest.raises(RunFolderError) as caught:
         read_events(file, offset)
-    assert caught.value.fix == "read it again from offset 0"
+    assert "offset=0" in caught.value.fix and "paceline log does with --again" in caught.value.fix
+
+
+def test_a_folder_that_nobody_can_look_into_is_an_error_in_words(tmp_path):
+    """As a run that is taken away while it is followed."""
+    with pytest.raises(RunFolderError, match=r"cannot look into run folder.*No such file or directory"):
+        events_files(tmp_path / "gone")
+
+
+def test_events_that_are_not_yours_to_read_are_no_wrong_name(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr("paceline.telemetry.reader.opened_regular", refuse)
+    with pytest.raises(RunFolderError, match="Permission denied") as caught:
+        read_events(tmp_path / "events-0.jsonl")
+    assert caught.value.fix == "see that you can read it"
 
 
 def test_events_that_are_not_there_are_an_error(tmp_path):
@@ -85,6 +133,22 @@ def test_events_that_are_not_there_are_an_error(tmp_path):
         with pytest.raises(RunFolderError) as caught:
             read_events(path)
         assert "events-<process>.jsonl" in caught.value.fix
+
+
+def test_a_named_pipe_in_place_of_events_is_an_error_and_no_waiting(tmp_path):
+    """Nobody writes to it: an ordinary opening would never end. The error says what lies there."""
+    os.mkfifo(tmp_path / "events-0.jsonl")
+    with pytest.raises(RunFolderError, match="a named pipe lies there"):
+        read_events(tmp_path / "events-0.jsonl")
+
+
+@pytest.mark.parametrize("name", ["report.json", "program.json"])
+def test_a_link_that_leads_nowhere_is_no_missing_document(tmp_path, name):
+    """A run without a report was killed; one whose report went away was not."""
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.path / name).symlink_to("gone.json")
+    with pytest.raises(RunFolderError, match=f"{name}.*a link that leads nowhere lies there"):
+        read_run(folder.path)
 
 
 def test_a_run_is_read_whole(tmp_path):
@@ -99,8 +163,14 @@ def test_a_run_is_read_whole(tmp_path):
     assert (record.run, record.report, record.skipped) == ({"batch": 32}, None, 0)
     assert list(record.events_by_process) == [0, 9, 10] == list(events_files(folder.path))
     assert record.events[1].values == {"train/loss": 0.0}
+    assert (record.program, record.unknown) == (None, {})
     folder.write_report({"steps": 1})
-    assert read_run(folder.path).report == {"steps": 1}
+    folder.write_program({"flops": 7})
+    for process in (0, 9):
+        with open(folder.events_file(process), "ab") as file:
+            file.write(b'{"kind":"zoom","step":1,"time_s":2.0}\n')
+    record = read_run(folder.path)
+    assert (record.report, record.program, record.unknown) == ({"steps": 1}, {"flops": 7}, {"zoom": 2})
 
 
 def test_a_run_that_has_just_begun_has_no_events(tmp_path):
@@ -116,7 +186,7 @@ def test_what_is_no_run_folder_is_an_error(tmp_path):
     assert "name the folder" in caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["run.json", "report.json"])
+@pytest.mark.parametrize("name", ["run.json", "report.json", "program.json"])
 def test_a_damaged_document_is_named(tmp_path, name):
     """Not taken for an empty one."""
     folder = RunFolder.create(tmp_path / "run")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import RunFolderError
+from paceline.telemetry.events import Where
 from paceline.telemetry.folder import RunFolder
 from paceline.telemetry.reader import read_events
 from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
@@ -62,6 +63,22 @@ def test_what_is_recorded_is_read_back_in_order(folder):
     assert str(events[2].values["evaluate/loss"]) == "nan"
     assert events[3].text == "checkpoint saved\nat step 5"
     assert recorder.failure is None
+
+
+def test_checkpoints_skips_and_places_are_kinds_and_fields_of_their_own(folder):
+    """So that a page can mark them without reading words."""
+    where = Where("params.w", devices=(2,), processes=(0,), replicas=4, odd=True)
+    with Recorder(folder, first_step=10) as recorder:
+        recorder.skip(11, "update left out")
+        recorder.audit(11, {"audit/differing_leaves": 1}, text="w differs", where=[where])
+        recorder.checkpoint(10, "checkpoint of step 10 saved")
+    events = read_events(folder.events_file(0)).events[1:]
+    assert [(event.kind, event.step, event.text, event.where) for event in events] == [
+        ("skip", 11, "update left out", ()),
+        ("audit", 11, "w differs", (where,)),
+        ("checkpoint", 10, "checkpoint of step 10 saved", ()),
+        ("end", 11, None, ()),  # a checkpoint that was told late takes no step back
+    ]
 
 
 def test_each_process_has_its_own_file(folder):
@@ -215,6 +232,9 @@ def test_both_recorders_keep_one_contract(folder, kind):
         assert entered is sink
         sink.step(1, {"train/loss": 0.5})
         sink.evaluation(1, {"evaluate/loss": 0.5})
+        sink.audit(1, {}, text="w differs", where=())
         sink.notice(1, "hello")
+        sink.checkpoint(1, "saved")
+        sink.skip(1, "left out")
     sink.close("again")
     assert sink.failure is None

@@ -17,6 +17,7 @@ from paceline.base.errors import NonFiniteError, OptionError, ReplicaError
 from paceline.check.audit import replicas
 from paceline.check.rebroadcast import repair
 from paceline.engine.step import StepFunction
+from paceline.telemetry.events import Where
 from paceline.telemetry.reader import read_run
 from paceline.train.audit import AuditOptions
 from tests.check.planted import bytes_by_device, corrupted
@@ -116,6 +117,8 @@ def test_a_warning_lets_the_run_go_on(scheme, flip, tmp_path):
         (12, 1),
     ]
     assert events[1].text is None and events[2].text == report.audit.differences[0]
+    where = Where("params.w", devices=(2,), processes=(0,), replicas=4, odd=True)
+    assert [event.where for event in events] == [(), (), (where,), (where,)]
 
 
 @pytest.mark.parametrize("donate", [True, False])

@@ -114,8 +114,9 @@ def test_a_run_leaves_these_checkpoints(options, expected, tmp_path):
     assert steps(tmp_path / "run") == expected
     saved = 3 if options == {"every": 5, "keep": 2} else len(expected)
     assert report.checkpoints == saved and 0 < report.checkpoint_s < report.total_s
-    notes = [event for event in read_run(tmp_path / "run").events if "saved" in (event.text or "")]
-    assert len(notes) == saved and notes[-1].text == "checkpoint of step 12 saved"
+    told = [event for event in read_run(tmp_path / "run").events if event.kind == "checkpoint"]
+    assert len(told) == saved
+    assert (told[-1].step, told[-1].text) == (12, "checkpoint of step 12 saved")
 
 
 def test_without_checkpoints_nothing_is_saved(tmp_path):

@@ -6,6 +6,7 @@ import itertools
 import json
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -41,7 +42,7 @@ def test_run_json_says_what_runs(run):
     assert document["config"] == {"target": "line", "options": {"batch": 16}}
     assert document["versions"]["jax"] == jax.__version__
     assert {"python", "numpy", "optax"} <= document["versions"].keys()
-    assert document["devices"] == {"count": 4, "platform": "cpu", "kind": "cpu", "processes": 1}
+    assert document["devices"] == {"count": 4, "platform": "cpu", "kind": "cpu", "processes": 1, "machines": []}
     assert document["parallel"]["scheme"] == report.scheme
     assert document["parallel"]["nonfinite"] == "skip"
     assert document["data"]["seed"] == 4 and document["data"]["batch"] == 16
@@ -86,6 +87,27 @@ def test_every_evaluation_is_an_event(run):
     assert evaluations[-1].values == report.evaluation
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_run_json_tells_the_shapes_of_the_global_batch(scheme, tmp_path):
+    """16 rows over 4 devices, whatever the scheme keeps in front; the types are those on the devices."""
+    trainer = trainer_of(lambda params, batch: squared_error(params, batch) + 0 * batch["image"].sum(axis=(1, 2)),
+                         scheme=scheme)  # fmt: skip
+    data = line() | {"image": np.zeros((64, 3, 2), np.int16)}
+    trainer.fit(trainer.init(zeros()), data, batch=16, steps=1, run=tmp_path / "run")
+    assert read_run(tmp_path / "run").run["batch"] == [
+        {"name": "image", "shape": [16, 3, 2], "dtype": "int16"},
+        {"name": "x", "shape": [16], "dtype": "float32"},
+        {"name": "y", "shape": [16], "dtype": "float32"},
+    ]
+
+
+def test_a_batch_that_is_one_array_has_no_name(tmp_path):
+    """Rows of an array, not of a dict: one entry whose name is empty."""
+    trainer = trainer_of(lambda params, rows: (rows[:, 0] * params["w"] + params["b"] - rows[:, 1]) ** 2)
+    trainer.fit(trainer.init(zeros()), np.zeros((64, 2), np.float32), batch=16, steps=1, run=tmp_path / "run")
+    assert read_run(tmp_path / "run").run["batch"] == [{"name": "", "shape": [16, 2], "dtype": "float32"}]
+
+
 def test_the_events_are_bracketed(run):
     """start at step 0, end at step 12 without a text: it ended as planned."""
     events = run[0].events_by_process[0]
@@ -119,7 +141,12 @@ def test_an_empty_folder_is_taken(tmp_path):
     """One that somebody made beforehand."""
     trainer = trainer_of()
     trainer.fit(trainer.init(zeros()), line(), batch=16, steps=1, run=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["events-0.jsonl", "report.json", "run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "events-0.jsonl",
+        "program.json",
+        "report.json",
+        "run.json",
+    ]
 
 
 def test_a_folder_in_a_file_is_refused(tmp_path):
@@ -150,3 +177,21 @@ def test_a_report_that_cannot_be_written_costs_no_state(tmp_path, monkeypatch):
     state, report = trainer.fit(trainer.init(zeros()), line(), batch=16, steps=2, run=tmp_path / "run")
     assert int(state.step) == 2
     assert report.notices == ("cannot write 'report.json': the disk is full",)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_lost_events_are_said_among_the_messages_of_a_run_that_shows_its_progress(tmp_path, capsys, recwarn, shown):
+    """Its events file is taken away behind the last step: the end says so, in words; without progress Python warns."""
+    trainer, path = trainer_of(), tmp_path / "run"
+
+    def remove(step, values):
+        if step == 4:
+            (path / "events-0.jsonl").unlink()
+
+    trainer.fit(
+        trainer.init(zeros()), line(64), batch=16, epochs=1, run=path, callbacks=[remove],
+        progress="plain" if shown else "none",
+    )  # fmt: skip
+    lost = "events of this run are being lost"
+    warned = [str(one.message) for one in recwarn if one.category is RuntimeWarning]
+    assert (lost in capsys.readouterr().err, any(lost in text for text in warned)) == (shown, not shown)

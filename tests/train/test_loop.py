@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paceline.data.feed import Feed
+from paceline.data.feed import Feed, Taken
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.step import StepFunction
 from paceline.train import loop
@@ -200,7 +200,7 @@ def test_a_wait_for_input_counts_as_far_as_the_devices_idle(monkeypatch, train):
     def watched(feed, is_busy):
         for item in feed:
             busy.append(is_busy())
-            yield item, 0.25
+            yield Taken(item, idle_s=0.25, begun_s=0.0, make_s=0.0, place_s=0.0)
 
     monkeypatch.setattr(Feed, "watched", watched)
     train(steps=4, callbacks=[lambda step, values: waits.append(values["input/wait_s"]) and None])

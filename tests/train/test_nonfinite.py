@@ -8,10 +8,11 @@ import optax
 import pytest
 
 from paceline.base.errors import DataError, NonFiniteError
+from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
 from paceline.engine.precision import MINIMUM_SCALE
 from paceline.telemetry.reader import read_run
-from paceline.train.nonfinite import must_stop
+from paceline.train.nonfinite import left_out, must_stop
 from tests.train.linear import SCHEMES, assert_close, line, numpy_sgd, params_of, trainer_of, zeros
 
 
@@ -119,6 +120,28 @@ def test_skipping_leaves_the_bad_update_out_and_counts_it(scheme):
     assert "1 update left out" in "\n".join(report.lines())
     _, again = trainer.fit(state, data, batch=16, epochs=1, shuffle=False)
     assert again.skipped_updates == 1  # of this call, not of both
+
+
+def test_an_update_that_was_left_out_is_an_event(tmp_path):
+    """Row 37 again: one, of step 3, that names the leaves; a run that ends for it says so in its end alone."""
+    trainer = trainer_of(nonfinite="skip")
+    trainer.fit(trainer.init(zeros()), with_nan(37), batch=16, epochs=1, shuffle=False, run=tmp_path / "run")
+    (left_out,) = [event for event in read_run(tmp_path / "run").events if event.kind == "skip"]
+    assert left_out.step == 3
+    assert left_out.text == "update left out: the gradient of b, w is not finite (loss nan)"
+    trainer = trainer_of()
+    with pytest.raises(DataError):
+        trainer.fit(trainer.init(zeros()), with_nan(37), batch=16, epochs=1, shuffle=False, run=tmp_path / "stopped")
+    assert "skip" not in {event.kind for event in read_run(tmp_path / "stopped").events}
+
+
+def test_an_overflow_of_float16_is_an_event_that_names_the_scale():
+    """Nothing is wrong with a leaf: the scale of 2^16 was too large."""
+    values = {"loss": 1.0, "loss_scale": 65536.0, "skipped_updates": 1.0}
+    metrics = StepMetrics(jnp.zeros(0), jnp.full(1, jnp.inf), (), ("w",))
+    assert left_out(values, metrics=metrics) == (
+        "update left out: its gradients overflowed float16 under a loss scale of 65536"
+    )
 
 
 def test_a_last_loss_that_is_not_finite_is_noticed():

@@ -9,3 +9,6 @@ INTERRUPTED = 130
 TERMINATED = 143
 """SIGTERM, or SIGUSR1 under Slurm: 128 + SIGTERM. The state was saved, unless checkpoints are off, and schedulers may
 queue the job again."""
+
+BROKEN_PIPE = 141
+"""Nobody reads the output any more, as behind `| head`: 128 + SIGPIPE, as other programs end."""

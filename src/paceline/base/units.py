@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+_LONG = 1e15
+"""From which on a number has so many digits that nobody reads them: three and the power of ten say more."""
+
 
 def format_bytes(size_bytes: int | float) -> str:
     """``5.9 GB`` (powers of 1000, as memory vendors and networks count)."""
@@ -16,7 +19,8 @@ def format_bytes(size_bytes: int | float) -> str:
         value /= 1000
         if abs(value) < 999.95:  # what would print as 1000.0 takes the next unit
             return f"{value:.1f} {unit}"
-    return f"{value / 1000:,.1f} TB"
+    value /= 1000
+    return f"{value:,.1f} TB" if abs(value) < _LONG else f"{value:.3g} TB"
 
 
 def format_duration(seconds: int | float) -> str:
@@ -30,6 +34,8 @@ def format_duration(seconds: int | float) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    if seconds >= _LONG:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -46,7 +52,12 @@ def rate_digits(per_second: int | float) -> str:
     """``12,345``: a rate as `format_rate` rounds it, for a table whose head has the unit."""
     if not math.isfinite(per_second):
         return "-"
-    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+    return whole_digits(per_second) if per_second >= 100 else f"{per_second:.3g}"
+
+
+def whole_digits(value: int | float) -> str:
+    """``12,345``; ``1.23e+20`` for what has too many digits to be read."""
+    return f"{value:,.0f}" if abs(value) < _LONG else f"{value:.3g}"
 
 
 def format_count(value: int | float, noun: str) -> str:
@@ -62,4 +73,4 @@ def format_percent(share: int | float) -> str:
     percent = 100 * share
     if 0 < percent < 0.01:
         return "<0.01 %"
-    return f"{percent:,.0f} %" if abs(percent) >= 999.5 else f"{percent:.3g} %"
+    return f"{whole_digits(percent)} %" if abs(percent) >= 999.5 else f"{percent:.3g} %"

@@ -17,10 +17,13 @@ import json
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from paceline.base.regular import read_regular, reason
 
 DOCUMENT = "paceline.json"
 ARRAYS = "default"
@@ -30,6 +33,7 @@ FORMAT = 1
 _STEP = re.compile(r"\d{1,18}")
 _REST = re.compile(r"\d{1,18}\.(saving|deleting)")
 _HASHED_AT_MOST = 65536
+_LOOK_S = 0.02
 
 
 class Damaged(Exception):
@@ -88,12 +92,12 @@ def read_document(path: Path) -> dict[str, Any]:
     """The document of the checkpoint in the folder of one step. Raises: Damaged."""
     file = path / DOCUMENT
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_regular(file))
         document, check = content["document"], content["crc32"]
     except FileNotFoundError:
         raise Damaged(f"{DOCUMENT} is missing") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{DOCUMENT} cannot be read: {' '.join(str(error).split())}") from error
+        raise Damaged(f"{DOCUMENT} cannot be read: {reason(error)}") from error
     if check != _check(document):
         raise Damaged(f"{DOCUMENT} is not what was written: its check does not fit")
     return document
@@ -169,9 +173,19 @@ def remove(path: Path) -> None:
     shutil.rmtree(going)
 
 
-def discard(path: Path) -> None:
-    """Take away what is no checkpoint, as far as that goes."""
+def discard(path: Path, *, settle_s: float = 0.0) -> None:
+    """Take away what is no checkpoint, as far as that goes.
+
+    Args:
+      settle_s: how long to look whether it stays away [s]. Threads of Orbax go on for a moment after a save that
+        failed, and make the folder again without a word.
+    """
     shutil.rmtree(path, ignore_errors=True)
+    until_s = time.monotonic() + settle_s
+    while time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+        if os.path.lexists(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(folder: Path) -> None:

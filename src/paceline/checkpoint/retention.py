@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import OptionError
+from paceline.base.regular import read_regular
 from paceline.checkpoint import files
 from paceline.telemetry.metrics import describe
 
@@ -39,7 +40,7 @@ class Best:
 
     def _remembered(self) -> tuple[int | None, float]:
         try:
-            content = json.loads(self._file.read_bytes())
+            content = json.loads(read_regular(self._file))
             if content["metric"] == self.metric and content["better"] == self.better:
                 return int(content["step"]), float(content["value"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -26,6 +26,10 @@ _SHARED_DISK_S = 10.0
 """How long a network disk may take to show to one process the folder that another one made."""
 
 
+_SETTLE_S = 0.3
+"""For what a failed save still writes."""
+
+
 class WriteFailed(Exception):
     """Another process could not write its part; the text says which and why."""
 
@@ -52,7 +56,7 @@ def write(
         _commit(folder, step, document=named, made=made, peers=peers, label=label)
     except BaseException:
         if peers.index == 0:
-            files.discard(place)
+            files.discard(place, settle_s=_SETTLE_S)
         raise
     return True
 

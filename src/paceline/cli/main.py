@@ -5,13 +5,14 @@ before a command that may use a device.
 Invariant: a user's mistake ends with what, why and fix on standard error and exit code 2, never with a traceback.
 
 Exit codes: 0 done, 1 the run failed (a loss that is not finite), 2 a user's mistake, 75 another process was lost, 130
-interrupted, 143 terminated.
+interrupted, 141 nobody read the output to its end, 143 terminated.
 
 This module imports no jax, so that ``paceline --help`` answers at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from paceline.base import launched
 from paceline.base.errors import OptionError, PacelineError, nearest
-from paceline.base.exits import INTERRUPTED
+from paceline.base.exits import BROKEN_PIPE, INTERRUPTED
 from paceline.cli.several import launch_if_asked
 from paceline.cli.voice import leave, speaks
 from paceline.telemetry.status import open_status
@@ -34,9 +35,15 @@ COMMANDS = {
     "plan": "before you rent a GPU: does it fit, how fast, how efficient, what limits it",
     "scale": "measure throughput and efficiency on 1 to K devices, and where the rest goes",
     "tune": "the largest batch that fits, and the settings that train fastest here",
+    "watch": "a live page of runs: the pipeline, curves, replicas, schemes side by side",
+    "compare": "runs and results side by side, as text, picture or one HTML file",
+    "log": "pass a run on to TensorBoard, Weights & Biases or MLflow",
     "launch": "start several processes of one run, watch them, restart them",
     "export": "write the weights of a checkpoint to a safetensors file",
 }
+
+_NO_TRIAL = ("doctor", "watch", "compare", "log")
+"""Commands for which XLA_FLAGS are not tried: doctor tries them itself, the others use no device."""
 
 _EXAMPLES = """\
 examples:
@@ -44,6 +51,7 @@ examples:
   paceline train my_task.py --batch 1024   your own task on all devices
   paceline doctor my_task.py --batch 1024  what would go wrong, before it does
   paceline plan my_task.py --on 8xH100     what it would be on GPUs that you do not have
+  paceline watch                           look at the runs in runs/ while they train
   paceline train image --help              every option"""
 
 
@@ -57,16 +65,32 @@ def main(argv: list[str] | None = None) -> int:
     if launched.LAUNCH_FOLDER in os.environ:  # the supervisor sees this process from here on, while jax is imported too
         open_status().phase("start", 0)
     try:
-        return leave(_dispatch(arguments))
+        code = _dispatch(arguments)
+        if sys.stdout is not None:  # as it is where it was closed
+            sys.stdout.flush()  # a broken pipe shows here rather than when Python ends
+        return leave(code)
+    except BrokenPipeError:
+        _drop_output()
+        return leave(BROKEN_PIPE)
     except PacelineError as error:
         if speaks(error):
-            if "--traceback" in arguments:
-                traceback.print_exception(error)
-            print(f"error: {error}", file=sys.stderr)
+            _print_error(error, with_traceback="--traceback" in arguments)
         return leave(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return leave(INTERRUPTED, at_once=True)
+
+
+def _print_error(error: PacelineError, *, with_traceback: bool) -> None:
+    if with_traceback:
+        traceback.print_exception(error)
+    print(f"error: {error}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Python flushes standard output once more at its end, and would show a traceback for it."""
+    with open(os.devnull, "w") as nowhere, contextlib.suppress(OSError, ValueError):  # ValueError: no descriptor
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -83,7 +107,7 @@ def _dispatch(arguments: list[str]) -> int:
             why="paceline does not know what to do",
             fix="use one of " + ", ".join(COMMANDS) + "; paceline --help lists them",
         )
-    if os.environ.get("XLA_FLAGS") and name != "doctor" and arguments[1:2] not in ([], ["-h"], ["--help"]):
+    if os.environ.get("XLA_FLAGS") and name not in _NO_TRIAL and arguments[1:2] not in ([], ["-h"], ["--help"]):
         _check_flags(name, arguments[1:])
     code = launch_if_asked(arguments[1:]) if name == "train" else None
     if code is not None:

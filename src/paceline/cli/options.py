@@ -11,6 +11,7 @@ import dataclasses
 import io
 import itertools
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,7 +83,7 @@ def apply_config(entries: Mapping[str, Any], path: str, *, defaults: Sequence[An
 
 def _replace(default: T, entries: Mapping[str, Any], path: str) -> T:
     names = [field.name for field in dataclasses.fields(default)]  # pyright: ignore[reportArgumentType]: T is a dataclass
-    chosen = {name: entries[name] for name in names if name in entries}
+    chosen = {name: _as_list(entries[name], default, name) for name in names if name in entries}
     values = {name: getattr(default, name) for name in names} | chosen
     try:
         return msgspec.convert(values, type=type(default))
@@ -92,6 +93,12 @@ def _replace(default: T, entries: Mapping[str, Any], path: str) -> T:
             why="the option takes another type",
             fix="correct the value; --help shows the types",
         ) from error
+
+
+def _as_list(entry: Any, default: Any, name: str) -> Any:
+    """One string where an option takes several, as on the command line."""
+    takes_several = typing.get_type_hints(type(default))[name] == tuple[str, ...]
+    return [entry] if takes_several and isinstance(entry, str) else entry
 
 
 def check_flags(arguments: Sequence[str], *, groups: Mapping[str, Any]) -> None:
@@ -153,7 +160,7 @@ def _parse_error(told: str, program: str) -> OptionError:
     sentence = " ".join(itertools.takewhile(bool, lines[1:])).strip()
     return OptionError(
         what=sentence or "the options cannot be read",
-        why="the run would have other options than you meant",
+        why="the command would do something other than you meant",
         fix=f"correct it; {program} --help shows the type of each option",
     )
 

@@ -186,4 +186,6 @@ def _dimensions(text: str | None) -> list[Dimension]:
 
 
 def _say(line: str) -> None:
-    print(f"... {line}", file=sys.stderr, flush=True)
+    # One write: two threads compile, and `print` would write their line ends apart.
+    sys.stderr.write(f"... {line}\n")
+    sys.stderr.flush()

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from paceline.base.errors import OptionError
 from paceline.cli.step_options import StepOptions
@@ -46,6 +49,8 @@ class RunOptions(StepOptions):
       weights: begin with the parameters of a safetensors file.
       run: folder of the run (default: runs/NAME-TIME); it must not exist, unless the run resumes.
       progress: what the terminal shows.
+      log_to: log to tensorboard, wandb, mlflow too; several with commas between, or the option several times.
+      watch: show the run on a live page while it goes on (as paceline watch does).
       json: write the report to this file as one JSON object.
       config: TOML or YAML file with options; flags come before it.
       compilation_cache: folder that keeps compiled programs between runs.
@@ -78,6 +83,8 @@ class RunOptions(StepOptions):
     seed: int = 0
     run: str | None = None
     progress: Mode = "auto"
+    log_to: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    watch: bool = False
     json: str | None = None
     config: str | None = None
     compilation_cache: str | None = None

@@ -21,12 +21,13 @@ from typing import Any, Literal
 import jax
 
 from paceline.base.errors import DeviceError, OptionError
+from paceline.base.figures import PAGES, FigureError, check_figure
 from paceline.base.units import format_count, format_duration, format_percent
 from paceline.cli.job import check_count, make_job, parse_options, run_shape, target_of
 from paceline.cli.reporting import reporting
 from paceline.cli.step_options import StepOptions
 from paceline.measure.scale.cores import core_quota, environment, not_claimed, physical_cores, usable_cores
-from paceline.measure.scale.figure import FigureError, check_figure, write_figure
+from paceline.measure.scale.figure import write_figure
 from paceline.measure.scale.load import BUSY, OtherLoad
 from paceline.measure.scale.page import write_page
 from paceline.measure.scale.prediction import Planned, read_plan
@@ -233,7 +234,7 @@ def _check(options: ScaleOptions) -> None:
     if options.figure is not None:
         check_figure(options.figure, flag="figure")
     if options.html is not None:
-        check_figure(options.html, flag="html", endings=(".html", ".htm"))
+        check_figure(options.html, flag="html", endings=PAGES)
     if options.profile is not None and Path(options.profile).is_file():
         raise OptionError(
             what=f"--profile {options.profile} is a file",

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.base import launched
 from paceline.base.errors import OptionError, PacelineError, ProcessError
+from paceline.base.regular import read_regular
 from paceline.cli.options import early_value
 from paceline.cli.reporting import check_writable
 from paceline.cli.voice import is_first
@@ -201,7 +202,7 @@ def run_of_earlier_attempt() -> str | None:
     if folder is None or os.environ.get(launched.ATTEMPT, "0") == "0":
         return None
     try:
-        return (Path(folder) / _RUN_FILE).read_text() or None
+        return read_regular(Path(folder) / _RUN_FILE).decode() or None
     except OSError:
         return None
 

@@ -21,6 +21,7 @@ from paceline.base.exits import INTERRUPTED, TERMINATED
 from paceline.checkpoint.weights import import_weights
 from paceline.cli.job import check_count, make_job, parse_options, prepare_devices, run_shape, target_of
 from paceline.cli.options import with_value
+from paceline.cli.page import check_extra, page_beside
 from paceline.cli.reporting import reporting
 from paceline.cli.run_options import RunOptions
 from paceline.cli.several import join, remember_run, run_of_earlier_attempt
@@ -52,6 +53,8 @@ def _train(arguments: list[str]) -> tuple[dict[str, Any], int]:
     )
     shape = run_shape(recipe, batch=options.batch, steps=options.steps, epochs=options.epochs, seed=options.seed)
     check_count("evaluate_every", options.evaluate_every)
+    if options.watch:
+        check_extra()
     if options.compilation_cache is not None:
         _use_compilation_cache(options.compilation_cache)
     job = make_job(recipe, recipe_options, shape=shape)
@@ -68,7 +71,8 @@ def _fit(
     state = _first_state(trainer, options)
     path, resume = _where(options, run_name)
     code = 0
-    with user_code("the data of the run", when="to read rows and to report"):
+    page = page_beside(Path(path), asked=options.watch, process=processes().index)
+    with user_code("the data of the run", when="to read rows and to report"), page:
         data = as_source(job.data)
         try:
             state, report = trainer.fit(
@@ -90,6 +94,7 @@ def _fit(
                 run=path,
                 progress=options.progress,
                 config=config,
+                log_to=options.log_to,
             )
         except Interrupted as interrupted:
             state, report, code = interrupted.state, interrupted.report, INTERRUPTED

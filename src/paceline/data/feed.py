@@ -1,6 +1,7 @@
 """The background feed: batches are assembled and placed while the step before them runs.
 
-Owns: one thread, the bound on finished batches, the time the reader waited, and the part of it in which nothing ran.
+Owns: one thread, the bound on finished batches, the time each took to make, the time the reader waited, and the part of
+it in which nothing ran.
 Not here: how a batch is made (`batch`) or placed (`engine`).
 Invariant: at most `depth` placed items exist that were not handed out, the one in the making included; and the thread
 ends however the feed ends: exhausted, failed, closed, or collected unfinished.
@@ -18,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -35,6 +37,30 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+@dataclass(frozen=True, slots=True)
+class Taken(Generic[U]):
+    """An item as the reader gets it, with its times.
+
+    Args:
+      item: what `place` made.
+      idle_s: seconds of the wait for it in which the devices had nothing to do.
+      begun_s: `time.perf_counter` [s] when the thread began to make it.
+      make_s: seconds in which the source made it.
+      place_s: seconds in which `place` ran.
+    """
+
+    item: U
+    idle_s: float
+    begun_s: float
+    make_s: float
+    place_s: float
+
+
+Begun = Callable[[float, int], None]
+"""Called in the thread with `time.perf_counter` [s]: with +1 when it begins to make an item, with -1 if there was none
+after all."""
+
+
 class Feed(Generic[U]):
     """Iterator over ``place(item)`` for each item, in order, made ahead of the reader by one thread.
 
@@ -45,10 +71,13 @@ class Feed(Generic[U]):
       host_batches: any iterable; a generator is closed when the feed stops early.
       place: makes the item that is handed out, such as the transfer to the devices.
       depth: finished items that may wait, at least 1. Each holds its batch in device memory.
+      begun: told of each item that is begun; it must be cheap.
     Raises: OptionError: `depth` is below 1. In `next`, after the items before it: what the source or `place` raised.
     """
 
-    def __init__(self, host_batches: Iterable[T], place: Callable[[T], U], *, depth: int = 2) -> None:
+    def __init__(
+        self, host_batches: Iterable[T], place: Callable[[T], U], *, depth: int = 2, begun: Begun | None = None
+    ) -> None:
         if depth < 1:
             raise OptionError(
                 what=f"a feed depth of {depth}",
@@ -64,7 +93,7 @@ class Feed(Generic[U]):
         self._channel: _Channel = _Channel(depth)
         # The thread knows the channel, never the feed: so an abandoned feed is collected, which stops the thread.
         self._thread: threading.Thread = threading.Thread(
-            target=_work, args=(self._channel, iter(host_batches), place), name=THREAD_NAME, daemon=True
+            target=_work, args=(self._channel, iter(host_batches), place, begun), name=THREAD_NAME, daemon=True
         )
         self._stop: Callable[[], Any] = weakref.finalize(self, self._channel.stop)
         self._thread.start()
@@ -73,10 +102,10 @@ class Feed(Generic[U]):
         return self
 
     def __next__(self) -> U:
-        return self._take(None)[0]
+        return self.take().item
 
-    def watched(self, busy: Callable[[], bool]) -> Iterator[tuple[U, float]]:
-        """Each item with the seconds of the wait for it in which the devices had nothing to do.
+    def watched(self, busy: Callable[[], bool]) -> Iterator[Taken[U]]:
+        """Each item with its times, the seconds of the wait in which the devices had nothing to do among them.
 
         Args:
           busy: whether they still compute what was dispatched before. Asked in this thread while it waits, and never
@@ -84,13 +113,13 @@ class Feed(Generic[U]):
         """
         while True:
             try:
-                taken = self._take(busy)
+                taken = self.take(busy)
             except StopIteration:
                 return
             yield taken
 
-    def _take(self, busy: Callable[[], bool] | None) -> tuple[U, float]:
-        """The next item, and the seconds in which it was waited for and nobody was busy. Raises: as `next`."""
+    def take(self, busy: Callable[[], bool] | None = None) -> Taken[U]:
+        """The next item with its times; without `busy` (see `watched`) no wait counts as idle. Raises: as `next`."""
         if self._ended:
             raise StopIteration
         started_s = time.perf_counter()
@@ -101,7 +130,8 @@ class Feed(Generic[U]):
         self.total_wait_s += self.wait_s
         if kind == _ITEM:
             self._channel.credits.put(None)
-            return value, idle_s
+            item, times = value
+            return Taken(item, idle_s, *times)
         self._ended = True
         if not self._channel.stopped:  # Closed by another thread, it may be stuck in the source.
             self._thread.join()
@@ -197,9 +227,9 @@ class _Channel:
             self.items.put((_END, None))  # For a reader in another thread that still waits.
 
 
-def _work(channel: _Channel, source: Iterator[Any], place: Callable[[Any], Any]) -> None:
+def _work(channel: _Channel, source: Iterator[Any], place: Callable[[Any], Any], begun: Begun | None) -> None:
     try:
-        _produce(channel, source, place)
+        _produce(channel, source, place, begun or _ignored)
     except BaseException as error:
         # Handed over whole: `next` raises it with the traceback that it got here.
         channel.finish(_ERROR, error)
@@ -207,20 +237,29 @@ def _work(channel: _Channel, source: Iterator[Any], place: Callable[[Any], Any])
         channel.finish(_END, None)
 
 
-def _produce(channel: _Channel, source: Iterator[Any], place: Callable[[Any], Any]) -> None:
+def _ignored(at_s: float, change: int) -> None:
+    del at_s, change
+
+
+def _produce(channel: _Channel, source: Iterator[Any], place: Callable[[Any], Any], begun: Begun) -> None:
     try:
         while True:
             channel.credits.get()
             if channel.stopped:
                 return
+            begun_s = time.perf_counter()
+            begun(begun_s, 1)
             try:
                 item = next(source)
             except StopIteration:
+                begun(time.perf_counter(), -1)
                 return
+            made_s = time.perf_counter()
             placed = _place(place, item)
             if channel.stopped:
                 return
-            channel.items.put((_ITEM, placed))
+            times = (begun_s, made_s - begun_s, time.perf_counter() - made_s)
+            channel.items.put((_ITEM, (placed, times)))
             del item, placed  # Else the thread would keep one batch alive beyond `depth` while it waits.
     finally:
         if isinstance(source, Generator):

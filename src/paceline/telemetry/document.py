@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -16,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from paceline.base.regular import read_regular
 from paceline.telemetry.events import number_text
 
 
@@ -78,13 +80,22 @@ def read_document(path: Path) -> dict[str, Any]:
     """The object in the file; non-finite numbers stay the strings that they are there.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: it cannot be read, or is no regular file.
       ValueError: it holds no JSON object.
     """
+    return parse_document(read_regular(path))
+
+
+def parse_document(text: bytes) -> dict[str, Any]:
+    """The object in the text of a document. Raises: ValueError: it holds none."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:  # Python's own words are for its programmers
+        raise ValueError(f"holds a whole number of more than {sys.get_int_max_str_digits():,} digits") from error
     if not isinstance(content, dict):
         raise ValueError(f"holds a JSON {type(content).__name__}, not an object")
     return content

@@ -4,8 +4,8 @@ Owns: where a run's files lie, and making the folder so that it belongs to one r
 Not here: what goes into the files (`telemetry.events`, `telemetry.document`), and checkpoints (`checkpoint`).
 Invariant: nothing that was there before is overwritten, and a folder that could not be made leaves nothing behind.
 
-``run.json`` what was asked for; ``events-<process>.jsonl`` what happened; ``report.json`` how it ended;
-``checkpoints/`` the states.
+``run.json`` what was asked for; ``program.json`` what the compiled step does; ``events-<process>.jsonl`` what happened;
+``report.json`` how it ended; ``checkpoints/`` the states.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import RunFolderError
+from paceline.base.regular import in_place_of
 from paceline.telemetry.document import write_document
 
 RUN_FILE = "run.json"
+PROGRAM_FILE = "program.json"
 REPORT_FILE = "report.json"
 
 _COUNTER = re.compile(r"(.+)-(\d{1,3})")  # three digits at most: `image-20260101-120000` ends in a time, not a counter
@@ -75,15 +77,7 @@ class RunFolder:
         folder = Path(os.path.expanduser(path))
         if os.path.isfile(folder / RUN_FILE):
             return cls(folder)
-        there = f"holds no {RUN_FILE}" if os.path.isdir(folder) else "is not a folder"
-        runs = _runs_inside(folder)
-        raise RunFolderError(
-            what=f"no run in {str(folder)!r}: it {there}",
-            why=f"every run writes {RUN_FILE} first; without it nothing says what ran",
-            fix=f"name the folder of one run, such as {str(runs[-1])!r}"
-            if runs
-            else "name the folder that the run printed when it started",
-        )
+        raise _no_run(folder)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -113,6 +107,11 @@ class RunFolder:
         return self.path / RUN_FILE
 
     @property
+    def program_file(self) -> Path:
+        """What the compiled step does: written while the first steps run. Old runs, and runs without steps, lack it."""
+        return self.path / PROGRAM_FILE
+
+    @property
     def report_file(self) -> Path:
         """How it ended: written last."""
         return self.path / REPORT_FILE
@@ -130,13 +129,17 @@ class RunFolder:
         """Replaces ``run.json``. Raises: RunFolderError: the disk refused; the old one is still there."""
         self._write(self.run_file, content)
 
+    def write_program(self, content: Mapping[str, Any]) -> None:
+        """Replaces ``program.json``. Raises: RunFolderError: the disk refused; the old one is still there."""
+        self._write(self.program_file, content)
+
     def write_report(self, content: Mapping[str, Any]) -> None:
         """Replaces ``report.json``. Raises: RunFolderError: the disk refused; the old one is still there."""
         self._write(self.report_file, content)
 
     def discard(self) -> None:
         """Takes away the files of a run that made no step, and the folder if nothing else lies in it."""
-        for file in (self.run_file, *self.path.glob("events-*.jsonl")):
+        for file in (self.run_file, self.program_file, *self.path.glob("events-*.jsonl")):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # there is none, or it holds something
             self.checkpoints.rmdir()
@@ -196,6 +199,25 @@ def free_sibling(path: Path) -> Path:
         candidate = path.parent / f"{stem}-{number}"
         if not os.path.lexists(candidate):
             return candidate
+
+
+def _no_run(folder: Path) -> RunFolderError:
+    """What lies there instead, and where a run may be: inside of it, or around it."""
+    runs = _runs_inside(folder)
+    fix = f"name the folder of one run, such as {str(runs[-1])!r}" if runs else ""
+    if not os.path.isdir(folder):
+        there = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
+        if os.path.isfile(folder.parent / RUN_FILE) and os.path.lexists(folder):
+            fix = f"name the folder of the run, {str(folder.parent)!r}"
+    elif instead := in_place_of(folder / RUN_FILE):
+        there, fix = f"its {RUN_FILE} cannot be read: {instead}", f"see that {RUN_FILE} is a file that you can read"
+    else:
+        there = f"it holds no {RUN_FILE}"
+    return RunFolderError(
+        what=f"no run in {str(folder)!r}: {there}",
+        why=f"every run writes {RUN_FILE} first; without it nothing says what ran",
+        fix=fix or "name the folder that the run printed when it started",
+    )
 
 
 def _make_folders(path: Path, made: list[Path]) -> None:

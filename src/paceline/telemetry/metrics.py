@@ -75,8 +75,29 @@ TRAIN_NOISE_SCALE_ROWS = Metric(
 )
 SPEED_SAMPLES_PER_S = Metric("speed/samples_per_s", "samples/s", "Valid rows trained on each second.", "higher")
 SPEED_STEP_S = Metric("speed/step_s", "s", "Time from one completed update to the next.", "lower")
+SPEED_LATENCY_S = Metric(
+    "speed/latency_s", "s", "Time from the begin of making a batch to the end of the update that used it.", "lower"
+)
+SPEED_ROWS_IN_FLIGHT = Metric(
+    "speed/rows_in_flight",
+    "rows",
+    "Rows of batches begun and not yet trained on when the update ended: made, queued or in a step.",
+    "none",
+)
 INPUT_WAIT_S = Metric("input/wait_s", "s", "Part of the step in which the devices idled: no batch was there.", "lower")
 INPUT_QUEUED_BATCHES = Metric("input/queued_batches", "batches", "Batches ready when the step asked for one.", "none")
+INPUT_MAKE_S = Metric("input/make_s", "s", "Host time to read and assemble the update's batch.", "lower")
+INPUT_PLACE_S = Metric("input/place_s", "s", "Host time to hand the update's batch to the devices.", "lower")
+MEMORY_PROCESS_BYTES = Metric("memory/process_bytes", "bytes", "Host memory that the process holds.", "lower")
+MEMORY_IN_USE_BYTES = Metric(
+    "memory/in_use_bytes", "bytes", "Device memory in use: of the process's devices, the one with most.", "lower"
+)
+MEMORY_PEAK_BYTES = Metric(
+    "memory/peak_bytes",
+    "bytes",
+    "Most device memory in use so far: of the process's devices, the one with most.",
+    "lower",
+)
 EVALUATE_LOSS = Metric("evaluate/loss", "", "Loss over every row of the evaluation set, each counted once.", "lower")
 EVALUATE_ROWS = Metric("evaluate/rows", "rows", "Rows that the evaluation counted.", "none")
 AUDIT_COMPARED_LEAVES = Metric(
@@ -102,8 +123,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             TRAIN_NOISE_SCALE_ROWS,
             SPEED_SAMPLES_PER_S,
             SPEED_STEP_S,
+            SPEED_LATENCY_S,
+            SPEED_ROWS_IN_FLIGHT,
             INPUT_WAIT_S,
             INPUT_QUEUED_BATCHES,
+            INPUT_MAKE_S,
+            INPUT_PLACE_S,
+            MEMORY_PROCESS_BYTES,
+            MEMORY_IN_USE_BYTES,
+            MEMORY_PEAK_BYTES,
             EVALUATE_LOSS,
             EVALUATE_ROWS,
             AUDIT_COMPARED_LEAVES,

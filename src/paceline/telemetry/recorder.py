@@ -15,12 +15,12 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, SupportsFloat, runtime_checkable
 
 from paceline.base.errors import RunFolderError
-from paceline.telemetry.events import Event, Kind, encode
+from paceline.telemetry.events import Event, Kind, Where, encode
 from paceline.telemetry.folder import RunFolder
 
 _LOOK_EVERY_S = 1.0
@@ -37,9 +37,15 @@ class EventSink(Protocol):
 
     def evaluation(self, step: int, values: Mapping[str, SupportsFloat]) -> None: ...
 
-    def audit(self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None) -> None: ...
+    def audit(
+        self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None, where: Sequence[Where] = ()
+    ) -> None: ...
 
     def notice(self, step: int, text: str) -> None: ...
+
+    def checkpoint(self, step: int, text: str) -> None: ...
+
+    def skip(self, step: int, text: str) -> None: ...
 
     def close(self, text: str | None = None) -> None: ...
 
@@ -110,13 +116,23 @@ class Recorder:
         """An evaluation after update ``step``."""
         self._record("evaluation", step, values)
 
-    def audit(self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None) -> None:
-        """A comparison of the replicas after update ``step``; ``text`` says what differs."""
-        self._record("audit", step, values, text)
+    def audit(
+        self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None, where: Sequence[Where] = ()
+    ) -> None:
+        """A comparison of the replicas after update ``step``; ``text`` says what differs, ``where`` on what devices."""
+        self._record("audit", step, values, text, where)
 
     def notice(self, step: int, text: str) -> None:
-        """Words for people: a checkpoint saved, an update skipped, a replica that drifted."""
+        """Words for people: a repair, a checkpoint that was not found."""
         self._record("notice", step, {}, text)
+
+    def checkpoint(self, step: int, text: str) -> None:
+        """The state after update ``step`` is saved."""
+        self._record("checkpoint", step, {}, text)
+
+    def skip(self, step: int, text: str) -> None:
+        """Update ``step`` was left out on all devices, because it was not finite."""
+        self._record("skip", step, {}, text)
 
     def close(self, text: str | None = None) -> None:
         """Writes ``end``, with ``text`` if the run did not end as planned. Closing again does nothing."""
@@ -139,10 +155,15 @@ class Recorder:
         """Closes; an exception becomes the text of the ``end`` event, and goes on."""
         self.close(None if error is None else f"{type(error).__name__}: {error}".removesuffix(": "))
 
-    def _record(self, kind: Kind, step: int, values: Mapping[str, SupportsFloat], text: str | None = None) -> None:
+    def _record(
+        self, kind: Kind, step: int, values: Mapping[str, SupportsFloat], text: str | None = None,
+        where: Sequence[Where] = (),
+    ) -> None:  # fmt: skip
         time_s = self._clock()
-        self._last_step = step = int(step)
-        line = encode(Event(kind, step, time_s, values, text))  # pyright: ignore[reportArgumentType]  # only read
+        step = int(step)
+        self._last_step = max(self._last_step, step)  # a checkpoint is told after later steps
+        event = Event(kind, step, time_s, values, text, tuple(where))  # pyright: ignore[reportArgumentType]: only read
+        line = encode(event)
         try:
             if time_s >= self._next_look_s:
                 self._next_look_s = time_s + _LOOK_EVERY_S
@@ -193,10 +214,18 @@ class NullRecorder:
     def evaluation(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         """Keeps nothing."""
 
-    def audit(self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None) -> None:
+    def audit(
+        self, step: int, values: Mapping[str, SupportsFloat], *, text: str | None = None, where: Sequence[Where] = ()
+    ) -> None:
         """Keeps nothing."""
 
     def notice(self, step: int, text: str) -> None:
+        """Keeps nothing."""
+
+    def checkpoint(self, step: int, text: str) -> None:
+        """Keeps nothing."""
+
+    def skip(self, step: int, text: str) -> None:
         """Keeps nothing."""
 
     def close(self, text: str | None = None) -> None:

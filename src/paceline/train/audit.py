@@ -18,6 +18,7 @@ from paceline.base.errors import OptionError, ProcessError, ReplicaError
 from paceline.base.units import format_count
 from paceline.check.audit import Audit, Divergence, PendingAudit, start
 from paceline.check.rebroadcast import repair
+from paceline.telemetry.events import Where
 from paceline.telemetry.metrics import AUDIT_COMPARED_LEAVES, AUDIT_DIFFERING_LEAVES
 from paceline.telemetry.progress import Progress
 from paceline.telemetry.recorder import EventSink
@@ -194,7 +195,8 @@ class RunAudits:
             self._equal_at = step
         leaves = len({divergence.leaf for divergence in audit.divergences})
         values = {AUDIT_COMPARED_LEAVES.key: audit.leaves_compared, AUDIT_DIFFERING_LEAVES.key: leaves}
-        self._recorder.audit(step, values, text="\n".join(found) or None)
+        where = [Where(one.leaf, one.devices, one.processes, one.replicas, one.odd) for one in audit.divergences]
+        self._recorder.audit(step, values, text="\n".join(found) or None, where=where)
 
     def _answer(self, audit: Audit, at: int, state: Any, step: int) -> Any:
         """What the options say: `audit` of step `at` found a difference, and `state` is that after `step`."""

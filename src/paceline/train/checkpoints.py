@@ -182,7 +182,7 @@ class RunCheckpoints:
         if self._store is not None:
             for step in self._store.poll():
                 self.count += 1
-                self._recorder.notice(step, f"checkpoint of step {step} saved")
+                self._recorder.checkpoint(step, f"checkpoint of step {step} saved")
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of an evaluation of the state after `step`."""

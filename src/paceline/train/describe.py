@@ -17,7 +17,9 @@ from paceline.engine.state import TrainState
 from paceline.engine.update import StepSpec
 from paceline.tasks.tree import named_leaves
 from paceline.train.batching import RunPlan, Start
+from paceline.train.machine import hosts
 from paceline.train.options import FitOptions
+from paceline.train.place import PlacedBatch
 
 _PACKAGES = ("paceline", "jax", "jaxlib", "numpy", "optax", "flax", "equinox")
 
@@ -34,13 +36,13 @@ def versions() -> dict[str, str]:
 
 
 def run_document(
-    spec: StepSpec, *, options: FitOptions, plan: RunPlan, state: TrainState, batch: int, start: Start,
-    resumed_at: int | None,
+    spec: StepSpec, *, options: FitOptions, plan: RunPlan, state: TrainState, batch: PlacedBatch | None,
+    start: Start, resumed_at: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The content of ``run.json``: config, versions, devices, scheme, placement, counts.
+    """The content of ``run.json``: config, versions, devices, scheme, placement, counts, shapes of the batch.
 
     Args:
-      batch: rows B; 0 if the run has no step left to make.
+      batch: the first; None if the run has no step left to make.
       resumed_at: step of the checkpoint that the run goes on from.
     """
     devices = list(spec.mesh.devices.flat)
@@ -48,6 +50,7 @@ def run_document(
     fields = summarize_placement(state, parallel=spec.parallel, mesh=spec.mesh)
     # Under pmap a leaf holds one copy a device.
     copies = len(devices) if spec.parallel.scheme == "pmap" else 1
+    rows = 0 if batch is None else batch.valid.size
     return {
         "task": spec.task.name,
         "command": sys.argv,
@@ -65,12 +68,14 @@ def run_document(
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
             "processes": jax.process_count(),
+            "machines": hosts(),
         },
+        "batch": [] if batch is None else batch_shapes(batch.data, device_axis=spec.parallel.scheme == "pmap"),
         "counts": {
             "parameters": sum(leaf.size for _, leaf in leaves) // copies,
             "parameter_leaves": len(leaves),
-            "global_batch": batch,
-            "per_device_batch": batch // len(devices),
+            "global_batch": rows,
+            "per_device_batch": rows // len(devices),
             "first_step": start.step,
             "started_at": start.step - start.done,
             "resumed_at": resumed_at,
@@ -81,6 +86,22 @@ def run_document(
         },
         "versions": versions(),
     }
+
+
+def batch_shapes(data: Any, *, device_axis: bool) -> list[dict[str, Any]]:
+    """Name, shape and type of each leaf of a global batch.
+
+    Args:
+      data: as it is placed.
+      device_axis: whether the leaves are ``[K, B/K, ...]``, as under `pmap`; the shape is ``[B, ...]`` all the same.
+    """
+    found = []
+    for name, leaf in named_leaves(data):
+        shape = leaf.shape
+        if device_axis:
+            shape = (shape[0] * shape[1], *shape[2:])
+        found.append({"name": "" if name == "(whole)" else name, "shape": list(shape), "dtype": leaf.dtype.name})
+    return found
 
 
 def header_lines(document: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,19 +22,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from paceline.base.errors import DataError, OptionError, RunFolderError, StateError
+from paceline.base.errors import DataError, OptionError, StateError
 from paceline.base.units import format_count, format_duration
-from paceline.checkpoint.store import Store
 from paceline.data.batch import HostBatch
-from paceline.data.feed import Feed
+from paceline.data.feed import Feed, Taken
 from paceline.data.joined import StreamPeers
 from paceline.data.source import as_source
 from paceline.engine.parallel import Parallel
 from paceline.engine.state import TrainState, check_placement
 from paceline.engine.step import CompiledStep, StepFunction
-from paceline.telemetry.folder import RUN_FILE, RunFolder
+from paceline.telemetry.exporters.fanout import Fanout
+from paceline.telemetry.folder import RunFolder
 from paceline.telemetry.progress import Progress, choose_progress
-from paceline.telemetry.recorder import EventSink, NullRecorder, Recorder
+from paceline.telemetry.recorder import EventSink
 from paceline.topology.processes import processes
 from paceline.train.agreement import agree
 from paceline.train.audit import AuditOptions, RunAudits
@@ -48,11 +48,14 @@ from paceline.train.loop import AHEAD, Loop, LoopResult
 from paceline.train.lost import lost_peer
 from paceline.train.options import FitOptions
 from paceline.train.outcome import make_report, words, written
+from paceline.train.output import discarding, is_run, run_folder, run_recorder, run_store
 from paceline.train.place import PlacedBatch, Placer, shares_by_process
 from paceline.train.position import Position
+from paceline.train.program import subject_of, tell_program
 from paceline.train.report import Report
 from paceline.train.resume import Resumed, resume, single_to_save
 from paceline.train.stragglers import StragglerReport, compare
+from paceline.train.vitals import InFlight, Vitals
 from paceline.train.votes import Votes
 
 StartEvaluation = Callable[..., Evaluation | None]
@@ -90,35 +93,38 @@ class Fit:
         state, plan, resumed = begun.state, begun.plan, begun.resumed
         with ExitStack() as stack:
             position.enter("input", begun.start.step)
-            feed = stack.enter_context(Feed(plan.host_batches, self._place(state), depth=options.data.prefetch))
+            in_flight = InFlight()
+            feed = stack.enter_context(self._feed(state, plan, options, in_flight=in_flight))
             first = _first_batch(feed, plan)
             if first is not None:
-                maskable = functools.partial(self.step.is_maskable, state, first.data)
+                maskable = functools.partial(self.step.is_maskable, state, first.item.data)
                 plan.refuse_padding(state.model_state, maskable=maskable)
             document = run_document(
                 self.step.spec, options=options, plan=plan, state=state, start=begun.start,
-                batch=0 if first is None else first.valid.size, resumed_at=None if resumed is None else resumed.step,
+                batch=None if first is None else first.item, resumed_at=None if resumed is None else resumed.step,
             )  # fmt: skip
-            folder = _folder(options, document, is_resumed=resumed is not None, stack=stack)
-            recorder = stack.enter_context(_recorder(folder, begun.start.step))
+            folder = run_folder(options, document, is_resumed=resumed is not None, stack=stack)
             progress = choose_progress(options.progress if processes().index == 0 else "none", sys.stderr)
+            recorder = stack.enter_context(run_recorder(folder, options, document=document, progress=progress))
             stack.callback(progress.finish)
             progress.start(header_lines(document))
             for text in begun.said:
                 progress.message(text)
                 recorder.notice(begun.start.step, text)
-            store = stack.enter_context(_store(options.checkpoints, folder, progress))
+            store = stack.enter_context(run_store(options.checkpoints, folder=folder, progress=progress))
             checkpoints = RunCheckpoints(
                 options.checkpoints or Checkpoints(), store, single=single_to_save(self.step.spec),
                 meta=begun.meta(document), recorder=recorder, progress=progress,
                 resumed_at=None if resumed is None else resumed.step,
             )  # fmt: skip
             position.enter("compile")
-            with _discarding(None if resumed is not None else folder, recorder):
+            with discarding(None if resumed is not None else folder, recorder):
                 checkpoints.begin(state)
-                compiled, compile_s = self._compile(state, first, progress)
+                compiled, compile_s = self._compile(state, None if first is None else first.item, progress)
+                self._tell_program(compiled, state, first=first, prefetch=options.data.prefetch, folder=folder)
             loop = self._loop(
                 compiled, feed, plan, options, recorder=recorder, progress=progress, position=position,
+                vitals=Vitals(self.step.spec.mesh.local_devices, in_flight=in_flight),
                 result=LoopResult(begun.start.step, begun.start.step, skipped=begun.skipped),
                 guard=stack.enter_context(InterruptGuard()), checkpoints=checkpoints,
                 evaluates_first=resumed is not None and begun.start.step % (options.evaluate_every or math.inf) == 0,
@@ -175,6 +181,9 @@ class Fit:
         reading = Reading(self.step.spec.parallel.accumulation, own, peers)
         return plan_run(data, options.data, reading=reading, start=start)
 
+    def _feed(self, state: TrainState, plan: RunPlan, options: FitOptions, *, in_flight: InFlight) -> Feed[PlacedBatch]:
+        return Feed(plan.host_batches, self._place(state), depth=options.data.prefetch, begun=in_flight.change)
+
     def _place(self, state: TrainState) -> Callable[[HostBatch], PlacedBatch]:
         shapes = jax.eval_shape(lambda: state)  # the arrays themselves are donated to the first step
 
@@ -199,10 +208,21 @@ class Fit:
         progress.message(f"step compiled in {format_duration(compiled.compile_s)}")
         return compiled, compiled.compile_s
 
+    def _tell_program(
+        self, compiled: CompiledStep | None, state: TrainState, *, first: Taken[PlacedBatch] | None, prefetch: int,
+        folder: RunFolder | None,
+    ) -> None:  # fmt: skip
+        if compiled is None or first is None or folder is None or processes().index:
+            return
+        subject = functools.partial(
+            subject_of, compiled, self.step.spec, state=state, first=first.item, prefetch=prefetch
+        )
+        tell_program(folder, compiled, make=subject)
+
     def _loop(
         self, compiled: CompiledStep | None, feed: Feed[PlacedBatch], plan: RunPlan, options: FitOptions, *,
-        recorder: EventSink, progress: Progress, position: Position, result: LoopResult, guard: InterruptGuard,
-        checkpoints: RunCheckpoints, evaluates_first: bool,
+        recorder: EventSink, progress: Progress, position: Position, vitals: Vitals, result: LoopResult,
+        guard: InterruptGuard, checkpoints: RunCheckpoints, evaluates_first: bool,
     ) -> Loop:  # fmt: skip
         evaluate = functools.partial(self._evaluate, options)
         return Loop(
@@ -220,6 +240,7 @@ class Fit:
             checkpoints=checkpoints,
             votes=Votes(self.step.spec.mesh, first_step=result.first_step, ahead=AHEAD),
             position=position,
+            vitals=vitals,
             result=result,
             guard=guard,
             evaluates_first=evaluates_first and options.evaluation is not None,
@@ -262,63 +283,13 @@ class _Begun:
 def _said(options: FitOptions, resumed: Resumed | None) -> tuple[str, ...]:
     if resumed is not None:
         return resumed.said
-    if options.resume == "auto" and options.run is not None and _is_run(options.run):
+    if options.resume == "auto" and options.run is not None and is_run(options.run):
         return (f"no checkpoint in {os.fspath(options.run)!r}: the run begins anew",)
     return ()
 
 
-def _is_run(path: str | os.PathLike[str]) -> bool:
-    return os.path.isfile(os.path.join(os.path.expanduser(path), RUN_FILE))
-
-
 def _no_step(*_: Any) -> Any:
     raise AssertionError("a run without steps calls none")
-
-
-def _folder(
-    options: FitOptions, document: Mapping[str, Any], *, is_resumed: bool, stack: ExitStack
-) -> RunFolder | None:
-    """The run folder, made or taken by process 0 for itself, with ``run.json``; None if none was asked for."""
-    run = options.run
-    if run is None:
-        return None
-
-    def make() -> str:
-        there = is_resumed or (options.resume == "auto" and _is_run(run))
-        folder = RunFolder.open(run) if there else RunFolder.create(run)
-        stack.enter_context(folder.taken())
-        if document["counts"]["steps"] != 0:  # a run that has made all of its steps stays what it was
-            folder.write_run(document)
-        return str(folder.path)
-
-    path = processes().by_first("run folder", make)
-    try:
-        return RunFolder.open(path)
-    except RunFolderError as error:
-        raise RunFolderError(
-            what=f"process {processes().index} does not see the run folder {path!r} that process 0 made: {error.what}",
-            why="events and checkpoints of all processes lie in it",
-            fix="choose a folder on a file system that all machines share, with --run",
-        ) from error
-
-
-def _recorder(folder: RunFolder | None, first_step: int) -> EventSink:
-    return NullRecorder() if folder is None else Recorder(folder, processes().index, first_step=first_step)
-
-
-@contextlib.contextmanager
-def _store(options: Checkpoints | None, folder: RunFolder | None, progress: Progress) -> Iterator[Store | None]:
-    if options is None or folder is None:
-        yield None
-        return
-    store = Store(folder.checkpoints, keep=options.keep, best=options.best, say=progress.message)
-    try:
-        yield store
-    except BaseException:
-        # The others may be gone: a save that waits for them is given up. Alone, what was begun is finished.
-        store.close(give_up=processes().several)
-        raise
-    store.close()
 
 
 def _ended(
@@ -333,7 +304,10 @@ def _ended(
         stragglers=_stragglers(loop) if together and team.several else None,
     )  # fmt: skip
     recorder.close(report.stopped)
-    return written(report, folder if team.index == 0 else None)
+    report = written(report, folder if team.index == 0 else None)
+    if isinstance(recorder, Fanout):
+        recorder.finish(report.as_dict())
+    return report
 
 
 def _stragglers(loop: Loop) -> StragglerReport:
@@ -356,18 +330,6 @@ def _returned(state: TrainState, report: Report, loop: Loop) -> tuple[TrainState
         lost.state = state
         raise lost
     return state, report
-
-
-@contextlib.contextmanager
-def _discarding(folder: RunFolder | None, recorder: EventSink) -> Iterator[None]:
-    """Take the run folder away again if what is inside fails: no step was made, and the next try may use the path."""
-    try:
-        yield
-    except BaseException:
-        recorder.close()
-        if folder is not None and processes().index == 0:
-            folder.discard()
-        raise
 
 
 def _carry(error: BaseException, state: TrainState | None, *, step: int) -> None:
@@ -397,13 +359,14 @@ def _check_not_halted(parallel: Parallel, skipped: int) -> None:
         )
 
 
-def _first_batch(feed: Feed[PlacedBatch], plan: RunPlan) -> PlacedBatch | None:
+def _first_batch(feed: Feed[PlacedBatch], plan: RunPlan) -> Taken[PlacedBatch] | None:
     """The first batch; None for a resumed run that has made all of its steps."""
-    first = next(feed, None)
-    if first is None and plan.num_steps != 0:
+    with contextlib.suppress(StopIteration):
+        return feed.take()
+    if plan.num_steps != 0:
         raise DataError(
             what="the data gave no batch of full size",
             why="there is no step to make",
             fix="pass more rows, a smaller batch, or remainder='pad'",
         )
-    return first
+    return None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.base.errors import PacelineError
+from paceline.data.feed import Taken
 from paceline.engine.metrics import StepMetrics
 from paceline.engine.parallel import Parallel
 from paceline.engine.state import TrainState
@@ -38,9 +39,10 @@ from paceline.train.audit import RunAudits
 from paceline.train.checkpoints import RunCheckpoints
 from paceline.train.evaluate import Evaluation
 from paceline.train.interrupt import InterruptGuard
-from paceline.train.nonfinite import must_stop, nonfinite_error
+from paceline.train.nonfinite import left_out, must_stop, nonfinite_error
 from paceline.train.place import PlacedBatch
 from paceline.train.position import Position
+from paceline.train.vitals import Vitals
 from paceline.train.votes import Stop, Votes, Wish
 
 AHEAD = 2
@@ -61,10 +63,14 @@ class Pending(NamedTuple):
 
     step: int
     metrics: StepMetrics
-    batch: PlacedBatch
-    wait_s: float
+    taken: Taken[PlacedBatch]
     queued: int
     follows_step: bool
+
+    @property
+    def batch(self) -> PlacedBatch:
+        """What it trains on."""
+        return self.taken.item
 
 
 @dataclass
@@ -111,6 +117,7 @@ class Loop:
       checkpoints: saves the state.
       votes: what all processes must do after the same step.
       position: tells where this process is.
+      vitals: what each event tells of input, latency and memory.
       evaluates_first: evaluate the state that the run goes on from: it was saved before its evaluation, which a signal
         may have cut off.
     """
@@ -129,6 +136,7 @@ class Loop:
     checkpoints: RunCheckpoints
     votes: Votes
     position: Position
+    vitals: Vitals
     result: LoopResult
     guard: InterruptGuard
     evaluates_first: bool = False
@@ -138,7 +146,7 @@ class Loop:
     finished_s: float = 0.0
     state: TrainState | None = None
 
-    def run(self, state: TrainState, first: PlacedBatch | None) -> TrainState:
+    def run(self, state: TrainState, first: Taken[PlacedBatch] | None) -> TrainState:
         """Train on `first` and on all that the feed gives; returns the last state. A bad number ends it, no error."""
         result = self.result
         follows_step = False
@@ -146,14 +154,15 @@ class Loop:
         self.audits.begin(state, result.step, at_once=self.votes.several)
         if self.evaluates_first and first is not None:
             self._evaluate(state)
-        for batch, wait_s in self._batches(first):
+        for taken in self._batches(first):
+            batch = taken.item
             self.position.enter("step")
             state, metrics = self.call(state, batch.data, batch.valid)
             self.state = state
             result.step += 1
             result.rows += batch.rows
             queued = self.feed.queued
-            self.pending.append(Pending(result.step, metrics, batch, wait_s, queued, follows_step))
+            self.pending.append(Pending(result.step, metrics, taken, queued, follows_step))
             follows_step = True
             self._collect(keep=AHEAD)
             self.state = state = self.audits.after_step(state, result.step, finished=result.step - AHEAD)
@@ -225,11 +234,11 @@ class Loop:
         if evaluation is not None:
             self.evaluations.append(evaluation)
 
-    def _batches(self, first: PlacedBatch | None) -> Iterator[tuple[PlacedBatch, float]]:
-        """The first batch, then those of the feed, each with the seconds that the devices waited for it."""
+    def _batches(self, first: Taken[PlacedBatch] | None) -> Iterator[Taken[PlacedBatch]]:
+        """The first batch, then those of the feed, watched while the devices compute."""
         if first is None:
             return
-        yield first, 0.0
+        yield first
         yield from self.feed.watched(lambda: bool(self.pending) and not self.pending[-1].metrics.is_ready())
 
     def _collect(self, *, keep: int) -> None:
@@ -256,15 +265,20 @@ class Loop:
         if must_stop(self.parallel, fetched, skipped_before=result.skipped):
             result.failure = nonfinite_error(item.step, values=fetched, metrics=item.metrics, host=item.batch.host)
             self.checkpoints.forget_after(item.step - 1)
+        elif fetched["skipped_updates"] > result.skipped:
+            self.recorder.skip(item.step, left_out(fetched, metrics=item.metrics))
         result.skipped = fetched["skipped_updates"]
         values = {f"train/{name}": value for name, value in fetched.items()}
         values[TRAIN_ROWS.key] = item.batch.rows
         values |= result.measure_noise(fetched, rows=item.batch.rows)
-        values[INPUT_WAIT_S.key] = item.wait_s
+        values[INPUT_WAIT_S.key] = wait_s = item.taken.idle_s
         values[INPUT_QUEUED_BATCHES.key] = item.queued
-        result.input_s += item.wait_s
+        values |= self.vitals.of_step(
+            item.taken, rows=item.batch.rows, ended_s=self.finished_s, follows_step=item.follows_step
+        )
+        result.input_s += wait_s
         if item.follows_step:  # the first step and those behind an evaluation have no step before them to time from
-            result.clock.add(step_s, wait_s=item.wait_s, rows=item.batch.rows)
+            result.clock.add(step_s, wait_s=wait_s, rows=item.batch.rows)
             values[SPEED_STEP_S.key] = step_s
             values[SPEED_SAMPLES_PER_S.key] = item.batch.rows / step_s
         result.values = values

@@ -33,19 +33,30 @@ def nonfinite_error(step: int, *, values: Mapping[str, float], metrics: StepMetr
             why="one such row makes the gradient of the whole global batch not finite; the update was not applied",
             fix="clean the row, or leave such updates out with --nonfinite skip",
         )
-    leaves = metrics.bad_leaves()
-    shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
-    where = f"the gradient of {shown} is not finite" if leaves else "the loss is not finite"
     fix = "lower the learning rate, clip with --clip-norm 1, or leave such updates out with --nonfinite skip"
     if "loss_scale" in values:
         fix = (
             "use --precision bfloat16 or float32: with a loss scale of 1 it is the forward pass that overflows float16"
         )
     return NonFiniteError(
-        what=f"step {step}: {where} (loss {values['loss']:.4g})",
+        what=f"step {step}: {_culprit(values, metrics=metrics)}",
         why="an update with it would destroy the parameters on every device; it was not applied",
         fix=fix,
     )
+
+
+def left_out(values: Mapping[str, float], *, metrics: StepMetrics) -> str:
+    """Why the update of a step that was not finite was left out, in words for a run that goes on."""
+    if "loss_scale" in values:
+        return f"update left out: its gradients overflowed float16 under a loss scale of {values['loss_scale']:g}"
+    return f"update left out: {_culprit(values, metrics=metrics)}"
+
+
+def _culprit(values: Mapping[str, float], *, metrics: StepMetrics) -> str:
+    leaves = metrics.bad_leaves()
+    shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
+    where = f"the gradient of {shown} is not finite" if leaves else "the loss is not finite"
+    return f"{where} (loss {values['loss']:.4g})"
 
 
 def _bad_row(host: HostBatch) -> str | None:

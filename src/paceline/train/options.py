@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.telemetry.exporters.exporter import exporter_names
 from paceline.telemetry.progress import Mode
 from paceline.train.audit import AuditOptions
 from paceline.train.batching import DataOptions
@@ -32,3 +33,9 @@ class FitOptions:
     audit: AuditOptions = field(default_factory=AuditOptions)
     checkpoints: Checkpoints | None = None
     resume: Resume = False
+    log_to: str | Sequence[str] = ()
+
+    @property
+    def exporters(self) -> tuple[str, ...]:
+        """Names in `log_to`, each once. Raises: OptionError: one that there is not."""
+        return exporter_names(self.log_to)

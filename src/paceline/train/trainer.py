@@ -230,16 +230,16 @@ class Trainer:
         run: str | os.PathLike[str] | None = None,
         progress: Mode = "none",
         config: Mapping[str, Any] | None = None,
+        log_to: str | Sequence[str] = (),
     ) -> tuple[TrainState, Report]:
         """Train for so many steps or epochs more, from the step that the state has.
 
         Args:
           data: `paceline.rows`, arrays, a map-style data set, or ready batches (an iterable, `paceline.stream`).
-          batch: rows B of the global batch; the devices share it.
+          batch, prefetch: rows B of the global batch, which the devices share; batches made ahead.
           steps, epochs: how long; one of the two.
           shuffle, seed: the order of rows, new in each epoch and the same for any number of devices.
           remainder: rows that do not fill a batch are dropped and counted, padded with zero weight, or refused.
-          prefetch: batches made ahead.
           evaluation: data for `evaluate`, after the last step and every `evaluate_every` updates.
           audit_every, on_divergence: how often replicas are compared, and what a difference leads to: `AuditOptions`.
           checkpoints: when the state is saved in the run folder; None: never.
@@ -247,7 +247,7 @@ class Trainer:
             what a state looks like, and `steps` and `epochs` count from the beginning of the run.
           callbacks: called with (step, values) for each finished step and evaluation; True ends the run soon.
           run: folder for ``run.json``, events and ``report.json``; must be new or empty, unless the run resumes.
-          progress: what the terminal shows: ``auto``, ``rich``, ``plain`` or ``none``.
+          progress, log_to: ``auto``, ``rich``, ``plain``, ``none``; ``tensorboard``, ``wandb``, ``mlflow``.
           config: what ``run.json`` should say about where the run came from.
         Returns: the last state and the report. Raises:
           Interrupted, Terminated: Ctrl-C, SIGTERM (or SIGUSR1 under Slurm); they carry state and report.
@@ -261,7 +261,7 @@ class Trainer:
         options = FitOptions(
             DataOptions(batch, steps, epochs, shuffle, seed, remainder, prefetch), evaluation=evaluation,
             evaluate_every=evaluate_every, callbacks=callbacks, run=run, progress=progress, config=config or {},
-            audit=AuditOptions(audit_every, on_divergence), checkpoints=checkpoints, resume=resume,
+            audit=AuditOptions(audit_every, on_divergence), checkpoints=checkpoints, resume=resume, log_to=log_to,
         )  # fmt: skip
         check_state(state, parallel=self.parallel, mesh=self.mesh)
         if evaluation is not None:

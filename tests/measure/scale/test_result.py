@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from paceline.base.errors import OptionError
+from paceline.base.figures import FigureError
 from paceline.measure.scale import figure
 from paceline.measure.scale.efficiency import Waterfall
-from paceline.measure.scale.figure import FigureError, check_figure, write_figure
+from paceline.measure.scale.figure import write_figure
 from paceline.measure.scale.page import page, write_page
 from paceline.measure.scale.prediction import Prediction
 from paceline.measure.scale.result import UNEXPLAINED, points_text
@@ -222,22 +222,3 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows():
         "precision bfloat16 there",
     ):
         assert words in text
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [("a.gif", "use --figure a.png"), ("a", "use --figure a.png"), ("none/a.png", "folder that exists")],
-)
-def test_a_figure_that_could_not_be_written_is_refused_before_anything_is_measured(tmp_path, name, fix):
-    """An unknown ending, none, a folder that is not there."""
-    with pytest.raises(OptionError) as error:
-        check_figure(str(tmp_path / name) if "/" in name else name, flag="figure")
-    assert fix in error.value.fix
-
-
-def test_without_matplotlib_a_figure_is_refused_with_the_extra(monkeypatch, tmp_path):
-    """The package that it takes, and how to do without."""
-    monkeypatch.setattr(figure.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError) as error:
-        check_figure(str(tmp_path / "a.html"), flag="html", endings=(".html",))
-    assert error.value.fix == "pip install 'paceline[report]', or leave the option out"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.regular import read_regular
 from paceline.insight.memory.stats import MemoryStats
 
 _ENDING = ".json.gz"
@@ -70,7 +71,7 @@ class ProgramCache:
         """The entry of that hash, or None if there is none that can be read."""
         path = self._path(key)
         try:
-            entry = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=Entry)
+            entry = msgspec.json.decode(gzip.decompress(read_regular(path)), type=Entry)
         except _UNREADABLE:
             return None
         with contextlib.suppress(OSError):

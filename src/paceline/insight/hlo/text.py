@@ -23,6 +23,8 @@ _PAIRS = frozenset({
     "async", "copy", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
     "collective-broadcast", "ragged-all-to-all", "send", "recv",
 })  # fmt: skip
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_NAMED_LINE = re.compile(rf"^\s+(?:ROOT )?%?([\w.\-]+) = .*?{_OP_NAME.pattern}", re.MULTILINE)
 _BRACKETS = re.compile(r"[()]")
 _CALLING = frozenset({
     "fusion", "call", "while", "conditional", "map", "reduce", "reduce-window", "scatter", "select-and-scatter", "sort",
@@ -90,8 +92,8 @@ class Instruction:
     @property
     def op_name(self) -> str:
         """Where the user's program made it: ``jit(step)/shard_map/psum``; empty if the compiler did."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
-        return "" if found is None else found[1].replace("\\'", "'")
+        found = _OP_NAME.search(self.attributes)
+        return "" if found is None else _unescaped(found[1])
 
 
 @dataclass
@@ -201,6 +203,15 @@ def parse_module(text: str) -> Module:
             ".lower(...).as_text(dialect='hlo') for a program that is not compiled",
         )
     return Module(header, computations, entry)
+
+
+def op_names(text: str) -> dict[str, str]:
+    """`Instruction.op_name` of every instruction that has one, by its name: a tenth of the time of reading the text."""
+    return {found[1]: _unescaped(found[2]) for found in _NAMED_LINE.finditer(text)}
+
+
+def _unescaped(op_name: str) -> str:
+    return op_name.replace("\\'", "'")
 
 
 def _instruction(line: str) -> Instruction | None:

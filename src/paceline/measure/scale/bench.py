@@ -156,10 +156,11 @@ class Bench:
 
         state, wait_s = self._first_state(), 0.0
         with Feed(self._host_batches(steps + WARM_STEPS), place, depth=self.subject.prefetch) as feed:
-            for batch, idle_s in feed.watched(lambda: bool(in_flight) and not in_flight[-1].is_ready()):
+            for taken in feed.watched(lambda: bool(in_flight) and not in_flight[-1].is_ready()):
+                batch = taken.item
                 in_hand.append(batch)
                 if counter.timing:
-                    wait_s += idle_s
+                    wait_s += taken.idle_s
                 state, metrics = self._call(state, batch.data, batch.valid)
                 in_flight.append(metrics)
                 in_hand.clear()

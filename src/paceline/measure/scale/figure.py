@@ -7,19 +7,14 @@ Invariant: a point without a claimed efficiency stands in the first panel, hollo
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import io
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.base.errors import OptionError, PacelineError
+from paceline.base.figures import drawing, format_of
 from paceline.base.units import format_count, format_percent
 from paceline.measure.scale.load import BUSY
 from paceline.measure.scale.result import Point, ScaleResult, Scaling, mode_words, planned_text, points_text
-
-ENDINGS = (".png", ".svg")
 
 _BLUE, _GREY, _RED, _GREEN, _ORANGE = "#1f6fb4", "#8a8f98", "#c8553d", "#3a8f5d", "#d9922e"
 _SHORT = {
@@ -34,55 +29,10 @@ _SHORT = {
 }
 
 
-class FigureError(PacelineError):
-    """A figure that could not be drawn; what was measured is not lost."""
-
-
-def check_figure(path: str, *, flag: str, endings: Sequence[str] = ENDINGS) -> None:
-    """Raise OptionError, before anything is measured, for a file that could not be written in the end.
-
-    Args:
-      flag: that names it.
-    """
-    file = Path(path)
-    if file.suffix.lower() not in endings:
-        raise OptionError(
-            what=f"--{flag} {path} ends in none of {', '.join(endings)}",
-            why="the ending says what is written",
-            fix=f"use --{flag} {file.stem or 'scaling'}{endings[0]}",
-        )
-    if not file.absolute().parent.is_dir() or file.is_dir():
-        raise OptionError(
-            what=f"--{flag} {path}: the file cannot be written",
-            why="what was measured would be lost",
-            fix="choose a file in a folder that exists",
-        )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise OptionError(
-            what=f"--{flag} needs matplotlib, which is not installed",
-            why="the core install draws nothing",
-            fix="pip install 'paceline[report]', or leave the option out",
-        )
-
-
-@contextlib.contextmanager
-def drawing(path: str) -> Iterator[None]:
-    """Raise FigureError for whatever the drawing of a file raises: it takes names of the user, and foreign code."""
-    try:
-        yield
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise FigureError(
-            what=f"{path} could not be drawn: {type(error).__name__}: {first}",
-            why="that file is missing; all else was printed and written",
-            fix="read the numbers from the text, or from --json FILE; check the disk, or pip install -U matplotlib",
-        ) from error
-
-
 def write_figure(result: ScaleResult, path: str) -> None:
     """Draw into a file; its ending says the format. Raises: FigureError."""
-    with drawing(path):
-        _figure(result).savefig(path, dpi=150)
+    with drawing(path) as temporary:
+        _figure(result).savefig(temporary, dpi=150, format=format_of(path))
 
 
 def figure_svg(result: ScaleResult) -> str:

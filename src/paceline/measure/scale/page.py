@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 
+from paceline.base.figures import drawing
 from paceline.base.units import format_duration, format_rate, rate_digits
 from paceline.measure.scale.efficiency import TERMS
-from paceline.measure.scale.figure import drawing, figure_svg
+from paceline.measure.scale.figure import figure_svg
 from paceline.measure.scale.result import (
     UNEXPLAINED,
     Point,
@@ -45,8 +45,8 @@ caption { text-align: left; color: #5d6470; padding-bottom: 0.3em; }
 
 def write_page(result: ScaleResult, path: str) -> None:
     """Write the page. Raises: FigureError."""
-    with drawing(path):
-        Path(path).write_text(page(result), encoding="utf-8")
+    with drawing(path) as temporary:
+        temporary.write_text(page(result), encoding="utf-8")
 
 
 def page(result: ScaleResult) -> str:
