@@ -33,6 +33,10 @@ _LINGER_S = 3.0
 """How long process 0 tells an error to those that come later: they would wait for it in vain."""
 _ALONE_S = 3.0
 """How long a process with an error of its own looks for process 0, to tell it."""
+_CONNECT_S = 3.0
+"""How long one try to connect lasts: the kernel sends a lost first packet again after 1, 2, 4, ... seconds."""
+_HEARD_S = 30.0
+"""How long process 0 stays until all have read that all are here: a network that loses packets brings it late."""
 
 
 class UnreachableError(ProcessError):
@@ -88,13 +92,15 @@ class _Host:
     def wait(self, deadline_s: float) -> list[str]:
         with _listening(self.membership.coordinator) as door, self.selector:
             self.selector.register(door, selectors.EVENT_READ)
+            wait_s = _LINGER_S
             try:
                 self._gather(door, deadline_s)
                 machines = [self.machine] + [_machine(self.guests[index]) for index in sorted(self.guests)]
                 self._tell({"machines": machines})
+                wait_s = _HEARD_S
                 return machines
             finally:
-                self._close()
+                self._close(wait_s)
 
     def _gather(self, door: socket.socket, deadline_s: float) -> None:
         try:
@@ -196,8 +202,9 @@ class _Host:
             except OSError:  # it died meanwhile: JAX's start will miss it
                 continue
 
-    def _close(self) -> None:
-        end_s = time.monotonic() + 5.0
+    def _close(self, wait_s: float) -> None:
+        """Let go of all connections, each after its guest has closed it or `wait_s` seconds are over."""
+        end_s = time.monotonic() + wait_s
         for guest in self.told:
             try:
                 guest.line.settimeout(max(0.01, end_s - time.monotonic()))
@@ -251,7 +258,8 @@ class _Visit:
     def _ask(self, deadline_s: float) -> dict[str, Any]:
         """Raises: OSError: nobody answers; ValueError: somebody else does."""
         address = split_address(self.membership.coordinator)
-        with socket.create_connection(address, timeout=max(0.05, deadline_s - time.monotonic())) as line:
+        timeout_s = min(_CONNECT_S, max(0.05, deadline_s - time.monotonic()))
+        with socket.create_connection(address, timeout=timeout_s) as line:
             _write(line, self.hello)
             # Longer than process 0 waits: it knows best who is missing.
             answer = _read(line, end_s=deadline_s + 5.0)
