@@ -16,7 +16,7 @@ from paceline.base.errors import PeerError
 from paceline.topology import peers
 from paceline.topology.peers import PeerMonitor
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 0.6  # a busy machine stops a thread for a third of a second
 HERE = socket.gethostname()
 
 
@@ -258,15 +258,16 @@ def test_a_process_with_an_error_of_its_own_says_that_one(team):
     assert two.lost == {}
 
 
-def test_process_0_stays_until_its_peers_have_heard_of_its_error(team):
-    """The peer hears the error, ends in words, and process 0 goes on at once."""
+def test_process_0_stays_until_its_peers_have_heard_of_its_error(team, monkeypatch):
+    """The peer hears the error, ends in words, and process 0 goes on at once, not at the end of its notice."""
     two = team()
+    monkeypatch.setattr(peers, "_NOTICE_S", 60.0)
     two.monitors[1]._on_lost = lambda error: (two.lost.setdefault(1, error), two.monitors[1].fail("lost"))
     two.start()
     start_s = time.monotonic()
     two.monitors[0].fail("ValueError: mine")
     assert 1 in two.lost and "ValueError: mine" in two.lost[1].what
-    assert time.monotonic() - start_s < 0.45
+    assert time.monotonic() - start_s < 10
 
 
 def test_process_0_does_not_stay_for_ever(team):
