@@ -190,6 +190,20 @@ def test_many_devices_are_drawn_as_groups_with_their_counts(open_page, shapes_se
         assert len(lanes) <= 16
 
 
+def test_dots_do_not_cover_what_is_written_in_the_lanes(open_page, shapes_server):
+    """The names of devices are drawn after the dots, with a rim in the colour of the lane."""
+    page = open_pipeline(open_page, shapes_server, "one")
+    groups = page.evaluate(
+        "() => [...document.querySelector('.pl-picture').children].map((one) => one.getAttribute('class'))"
+    )
+    assert groups.index("pl-dots") < groups.index("pl-labels")
+    assert page.locator(".pl-lane-label").count() == page.locator(".pl-labels .pl-lane-label").count() > 0
+    rim = page.locator(".pl-labels text").first.evaluate(
+        "(one) => [getComputedStyle(one).paintOrder, getComputedStyle(one).stroke]"
+    )
+    assert rim[0].startswith("stroke") and rim[1] != "none"
+
+
 def test_dots_in_flight_are_latency_times_throughput(open_page, shapes_server):
     """The mean over a step of dots times rows a dot is L x T = 0.45 s x 2560/s; the factor of time is round."""
     page = open_pipeline(open_page, shapes_server, "one")

@@ -56,11 +56,12 @@ export function makeBar({ context, book, view, onView, onZoom }) {
     el("div", { class: "toolbar" },
       el("span", { class: "choices", role: "group", "aria-label": words("curves.axis") }, axes),
       el("label", {}, words("curves.smoothing"), smoothing, strength),
-      el("span", { class: "range", role: "group", "aria-label": words("curves.range") },
+      el("span", { class: "range", role: "group", "aria-label": words("curves.range"), onfocusout: left },
         words("curves.range"), from, "–", to, whole)),
     marks);
   let legend = "";
-  let typed = false; // what the reader is typing is not written over
+  let typed = false; // what the reader is typing is not written over, until the focus leaves both fields
+  let shown = null;
 
   /** What smoothing does: the weights of an exponential mean add up to those of 1 / (1 - strength) points. */
   function say(value) {
@@ -74,12 +75,19 @@ export function makeBar({ context, book, view, onView, onZoom }) {
     return input.value === "" || !Number.isFinite(step) ? null : Math.max(0, Math.round(step));
   }
 
+  function left({ relatedTarget }) {
+    if (relatedTarget !== from && relatedTarget !== to) fill();
+  }
+
   /** The range that is shown; without one the fields are empty. */
+  function fill() {
+    from.value = shown ? String(Math.max(0, Math.round(shown.from))) : "";
+    to.value = shown ? String(Math.round(shown.to)) : "";
+  }
+
   function showRange(range, zoomed) {
-    if (!typed) {
-      from.value = range ? String(Math.max(0, Math.round(range.from))) : "";
-      to.value = range ? String(Math.round(range.to)) : "";
-    }
+    shown = range;
+    if (!typed) fill();
     whole.disabled = !zoomed;
     for (const button of axes) button.setAttribute("aria-pressed", String(button.dataset.axis === view.axis));
   }

@@ -182,9 +182,16 @@ export function mount(element, page) {
     redrawAll();
   }
 
+  /** In either order; beyond the last step there is nothing to draw, so the range ends there and is a step at least. */
   function zoomSteps(from, to) {
     if (view.axis !== "step") viewChanged({ axis: "step" });
-    zoomAxis(from === null && to === null ? null : [from ?? 0, to ?? lastStep()]);
+    if (from === null && to === null) {
+      zoomAxis(null);
+      return;
+    }
+    const last = lastStep();
+    const [low, high] = [from ?? 0, to ?? last].map((step) => Math.min(step, last)).sort((a, b) => a - b);
+    zoomAxis(low < high ? [low, high] : [Math.max(0, low - 1), Math.max(1, high)]);
   }
 
   function lastStep() {

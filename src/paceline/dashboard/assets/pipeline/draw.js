@@ -1,6 +1,6 @@
 /**
  * Owns: the still part of the pipeline's drawing: stages, lanes, queue, exchange, times, shapes, the bottleneck.
- * Not here: motion (pipeline_flow.js), asking (pipeline.js), what the numbers are (pipeline_model.js).
+ * Not here: motion (flow.js), asking (pipeline.js), what the numbers are (model.js).
  * Invariant: how a number was found shows without colour: measured is a disc, what follows from it by Little's law a
  *   ring, modelled a broken ring, not known a dotted one, each with its word; the bottleneck has a word.
  */
@@ -33,6 +33,21 @@ export function drawn(scene) {
   );
   for (const stage of stages) parts.push(head(scene, stage), foot(scene, stage));
   return parts.flat(Infinity).filter(Boolean);
+}
+
+/** What is written in the lanes: drawn over the dots, which would cover it. */
+export function labels({ layout, lanes, state, words }) {
+  const { forward_backward: devices, update } = layout.boxes;
+  const found = lanes.flatMap((lane, index) => {
+    const v = layout.lane(index);
+    const [x, y] = layout.xy((update.u0 + update.u1) / 2, v);
+    return [
+      number(state.devices) !== null && laneLabel(layout, lane, { v, u0: devices.u0, u1: devices.u1, words }),
+      !layout.vertical &&
+        svg("text", { x, y: y + 3.5, class: "pl-lane-label pl-middle" }, words("pipeline.parameters")),
+    ];
+  });
+  return found.filter(Boolean);
 }
 
 /** Where queue slots stand, front (nearest the devices) first: `[{u0, u1}]`. */
@@ -160,7 +175,7 @@ function fan({ layout, lanes }) {
 }
 
 function devices(scene) {
-  const { layout, lanes, state, words } = scene;
+  const { layout, lanes, state } = scene;
   const { u0, u1 } = layout.boxes.forward_backward;
   const gap = Math.min(3, layout.size * 0.12);
   const half = layout.size / 2 - gap;
@@ -170,10 +185,7 @@ function devices(scene) {
     const place = { ...layout.rect(u0 + 4, u1 - 4, v - half, v + half), rx: 3 };
     if (number(state.devices) === null) return [svg("rect", { ...place, class: "pl-lane pl-unknown" })];
     const title = laneTitle(scene, lane, rows);
-    return [
-      svg("rect", { ...place, class: "pl-lane" }, svg("title", {}, title)),
-      laneLabel(layout, lane, { v, u0, u1, words }),
-    ];
+    return [svg("rect", { ...place, class: "pl-lane" }, svg("title", {}, title))];
   });
 }
 
@@ -220,16 +232,9 @@ function updates({ layout, lanes, words }) {
   const half = layout.size / 2 - Math.min(3, layout.size * 0.12);
   return lanes.map((_, index) => {
     const v = layout.lane(index);
-    const [x, y] = layout.xy((u0 + u1) / 2, v);
-    return [
-      svg(
-        "rect",
-        { ...layout.rect(u0 + layout.inset, u1 - layout.inset, v - half, v + half), rx: 3, class: "pl-update" },
-        svg("title", {}, words("pipeline.same_parameters")),
-      ),
-      !layout.vertical &&
-        svg("text", { x, y: y + 3.5, class: "pl-lane-label pl-middle" }, words("pipeline.parameters")),
-    ];
+    const place = layout.rect(u0 + layout.inset, u1 - layout.inset, v - half, v + half);
+    const title = svg("title", {}, words("pipeline.same_parameters"));
+    return svg("rect", { ...place, rx: 3, class: "pl-update" }, title);
   });
 }
 

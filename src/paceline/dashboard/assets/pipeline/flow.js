@@ -1,6 +1,6 @@
 /**
  * Owns: the rows in motion: where each dot stands at a moment, and moving it.
- * Not here: the still drawing (pipeline_draw.js).
+ * Not here: the still drawing (draw.js).
  * Invariant: batches begin at the measured rate (times the scale that the page names), and a batch lives as long as the
  *   measured latency at the same scale: so the dots on the page are the rows in flight, L x T of them.
  *

@@ -1,6 +1,6 @@
 /**
  * Owns: where everything of the pipeline's drawing stands: across on a wide page, down on a narrow one.
- * Not here: what is drawn (pipeline_draw.js), motion (pipeline_flow.js).
+ * Not here: what is drawn (draw.js), motion (flow.js).
  * Invariant: one set of places `(u, v)` for both: u runs with the flow, v across the lanes; `xy` turns them to pixels.
  */
 

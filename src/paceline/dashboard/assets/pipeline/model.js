@@ -3,7 +3,7 @@
  *
  * Owns: lanes, groups of lanes, shapes as text, the life of a batch from the begin of its making to the end of its
  *   update, and the scale of time at which the page shows it.
- * Not here: geometry (`pipeline_layout.js`), elements (`pipeline_draw.js`), motion (`pipeline_flow.js`).
+ * Not here: geometry (`layout.js`), elements (`draw.js`), motion (`flow.js`).
  * Invariant: pure functions of numbers; what is not known stays null and is never drawn as 0.
  */
 

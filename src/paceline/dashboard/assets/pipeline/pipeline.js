@@ -1,12 +1,12 @@
 /**
  * Owns: the pipeline panel: asking for its state (live, or of a replayed step), what stands around the drawing, when it
  *   moves.
- * Not here: the drawing (pipeline_draw.js), the motion (pipeline_flow.js), the controls of the replay (replay.js).
+ * Not here: the drawing (draw.js), the motion (flow.js), the controls of the replay (replay.js).
  * Invariant: one request is under way at a time; an answer for another run than the shown one is dropped.
  */
 
 import { el, setText, show, svg } from "../shared/dom.js";
-import { drawn } from "./draw.js";
+import { drawn, labels } from "./draw.js";
 import { makeFlow } from "./flow.js";
 import { layout } from "./layout.js";
 import { lanes, number, stages } from "./model.js";
@@ -61,6 +61,7 @@ export function mount(element, context) {
       view.picture.setAttribute(name, value);
     }
     view.still.replaceChildren(...drawn(scene));
+    view.labels.replaceChildren(...labels(scene));
     flow.set(scene);
     show(view.facts, facts(scene));
     show(view.verdict, verdict(scene));
@@ -218,10 +219,13 @@ function asking(context, { shown, failed }) {
 function build({ words }) {
   const dots = svg("g", { class: "pl-dots" });
   const still = svg("g");
-  const picture = svg("svg", { class: "pl-picture", role: "img", "aria-label": words("pipeline.title") }, still, dots);
+  const written = svg("g", { class: "pl-labels" });
+  const picture = svg("svg", { class: "pl-picture", role: "img", "aria-label": words("pipeline.title") },
+    still, dots, written);
   const view = {
     dots,
     still,
+    labels: written,
     picture,
     message: el("p", { class: "empty", role: "status" }, words("pipeline.reading")),
     facts: el("dl", { class: "pl-facts" }),
