@@ -162,6 +162,28 @@ def test_output_that_nobody_reads_ends_quietly(buffered):
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full, a file that is always full")
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_cannot_be_written_is_an_error_in_words(buffered):
+    """`paceline --help > /dev/full`, also of what Python keeps in a buffer."""
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "paceline.cli.main", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    first, why, fix = ran.stderr.splitlines()
+    assert ran.returncode == 2 and first == "error: standard output cannot be written: No space left on device"
+    assert why.startswith("  why: ") and fix.startswith("  fix: ")
+
+
+def test_an_error_of_the_system_elsewhere_is_not_taken_for_one_of_the_output(paceline, monkeypatch):
+    def fail(arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("paceline.cli.train.run", fail)
+    with pytest.raises(OSError, match="No space"):
+        paceline("train", "linear")
+
+
 def test_output_that_was_closed_from_the_start_is_no_error():
     """`paceline --help >&-`: there is nothing to write to, as was asked."""
     command = ["sh", "-c", 'exec "$0" -m paceline.cli.main --help >&-', sys.executable]

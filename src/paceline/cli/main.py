@@ -72,6 +72,13 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return leave(BROKEN_PIPE)
+    except OSError:
+        refused = _output_error()
+        if refused is None:
+            raise
+        _drop_output()
+        _print_error(refused, with_traceback=False)
+        return leave(refused.exit_code)
     except PacelineError as error:
         if speaks(error):
             _print_error(error, with_traceback="--traceback" in arguments)
@@ -85,6 +92,21 @@ def _print_error(error: PacelineError, *, with_traceback: bool) -> None:
     if with_traceback:
         traceback.print_exception(error)
     print(f"error: {error}", file=sys.stderr)
+
+
+def _output_error() -> OptionError | None:
+    """Why standard output cannot be written, or None. Tried with an empty line: what failed is not kept in a buffer."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except (AttributeError, ValueError):  # it has no descriptor
+        return None
+    except OSError as error:
+        return OptionError(
+            what=f"standard output cannot be written: {error.strerror or error}",
+            why="what this command found is told there; what it wrote to files is whole",
+            fix="free some space, or send the output elsewhere",
+        )
+    return None
 
 
 def _drop_output() -> None:
