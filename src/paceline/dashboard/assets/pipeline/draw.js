@@ -44,7 +44,7 @@ export function labels({ layout, lanes, state, words }) {
     return [
       number(state.devices) !== null && laneLabel(layout, lane, { v, u0: devices.u0, u1: devices.u1, words }),
       !layout.vertical &&
-        svg("text", { x, y: y + 3.5, class: "pl-lane-label pl-middle" }, words("pipeline.parameters")),
+        svg("text", { x, y: y + 3.5, class: "pl-lane-label pl-middle pl-parameters" }, words("pipeline.parameters")),
     ];
   });
   return found.filter(Boolean);
