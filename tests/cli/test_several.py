@@ -194,7 +194,13 @@ def test_a_mistake_in_all_tasks_of_a_scheduler_is_told_by_the_first(monkeypatch,
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--process-index", "one"), ("--peer-timeout", "soon")])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--process-index", "one"), ("--peer-timeout", "soon"), ("--peer-timeout", "0"), ("--join-timeout", "-1"),
+        ("--peer-timeout", "inf"), ("--join-timeout", "nan"),
+    ],
+)  # fmt: skip
 def test_a_number_that_is_none_is_refused_before_joining(flag, value):
     """By the option that will not do."""
     with pytest.raises(OptionError) as caught:

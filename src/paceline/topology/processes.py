@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
 import threading
@@ -26,7 +27,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from paceline.base.errors import DeviceError, PacelineError, PeerError, error_from
+from paceline.base.errors import DeviceError, OptionError, PacelineError, PeerError, error_from
 from paceline.base.exits import INTERRUPTED, TERMINATED
 from paceline.base.units import format_duration
 from paceline.topology.early_use import early_use
@@ -195,9 +196,11 @@ def initialize(
       peer_timeout_s: a process that is not heard from for so long is given up, by name.
     Returns: the processes.
     Raises: ProcessError: not all that is needed is known, the others do not come or were told otherwise. DeviceError: a
-      device was used before, with the line.
+      device was used before, with the line. OptionError: a time limit that is not positive or without end.
     """
     global _current
+    for flag, limit_s in (("--join-timeout", join_timeout_s), ("--peer-timeout", peer_timeout_s)):
+        _check_limit(flag, limit_s)
     usual, sys.excepthook = sys.excepthook, _end_at_once  # a mistake in what follows ends with words and its exit code
     membership = find_membership(
         coordinator=coordinator,
@@ -218,6 +221,16 @@ def initialize(
     # Before JAX's own, which waits for the others without telling them.
     atexit.register(leave, 0)
     return _current
+
+
+def _check_limit(flag: str, limit_s: float) -> None:
+    if 0 < limit_s < math.inf:
+        return
+    raise OptionError(
+        what=f"{flag} {limit_s:g}",
+        why="another process is waited for so long: none would be in time, or one that died would never be missed",
+        fix=f"use {flag} with a number of seconds above 0, such as 60",
+    )
 
 
 def _start_jax(membership: Membership, peer_timeout_s: float) -> None:
