@@ -138,7 +138,7 @@ def test_a_callback_gets_each_step_in_order(scheme):
     assert first["train/rows"] == 16 and first["train/skipped_updates"] == 0
     assert {"train/gradient_norm", "input/wait_s", "input/queued_batches"} <= first.keys()
     assert "speed/step_s" not in first  # nothing before it to time from
-    assert all(values["speed/step_s"] > 0 for _, values in seen[1:])
+    assert all(values["speed/step_s"] > 0 for _, values in seen[1 + AHEAD :])
     losses = [values["train/loss"] for _, values in seen]
     assert losses[-1] < losses[0]
 
@@ -244,3 +244,27 @@ def test_the_time_of_an_evaluation_is_no_step_time(monkeypatch, train, instant):
     _, report = train(evaluation=line(8), evaluate_every=4, instant=instant)
     assert report.step_p95_s == report.step_p50_s == 1.0
     assert report.samples_per_s == 16.0
+
+
+def test_a_step_that_began_unseen_is_not_timed(monkeypatch, train):
+    """CPU devices hold up the dispatch of step 3 until 1 and 2 are done: from the end of 1 to that of 2, as they were
+    noticed, no time passes. From there on each step takes a second, so the rate is 16 rows/s exactly."""
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    dispatched, wait = Devices._dispatched, Devices.wait
+
+    def finishes_two_at_the_third(devices, metrics):
+        dispatched(devices, metrics)
+        if devices.step(metrics) == AHEAD + 1:
+            devices._finished.update(range(1, AHEAD + 1))
+
+    def step_takes_a_second(devices, metrics):
+        clock.now_s += 0.0 if devices.is_ready(metrics) else 1.0
+        wait(devices, metrics)
+
+    monkeypatch.setattr(Devices, "_dispatched", finishes_two_at_the_third)
+    monkeypatch.setattr(Devices, "wait", step_takes_a_second)
+    seen = {}
+    _, report = train(callbacks=[lambda step, values: seen.update({step: values.get("speed/step_s")})])
+    assert seen == {1: None, 2: None} | dict.fromkeys(range(3, STEPS + 1), 1.0)
+    assert report.samples_per_s == 16.0 and report.step_p50_s == 1.0

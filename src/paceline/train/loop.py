@@ -66,6 +66,12 @@ class Pending(NamedTuple):
     taken: Taken[PlacedBatch]
     queued: int
     follows_step: bool
+    begins_unseen: bool = False
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the time from the end of the step before to that of this one is the time of this step."""
+        return self.follows_step and not self.begins_unseen
 
     @property
     def batch(self) -> PlacedBatch:
@@ -248,9 +254,18 @@ class Loop:
             item.metrics.wait()
             now_s = time.perf_counter()
             step_s, self.finished_s = now_s - self.finished_s, now_s
+            if not item.follows_step:
+                self._leave_untimed_what_is_finished()
             self._record(item, step_s)
         self._collect_evaluations(wait=False)
         self.checkpoints.poll()
+
+    def _leave_untimed_what_is_finished(self) -> None:
+        """The next times begin at an end that was seen. Of steps that ended while the host did something else, such as
+        compile the audit behind the first step, the times from one to the next would be next to nothing."""
+        self.pending = deque(
+            item._replace(begins_unseen=True) if item.metrics.is_ready() else item for item in self.pending
+        )
 
     def _ready(self, metrics: StepMetrics) -> bool:
         return not self.votes.several and metrics.is_ready()
@@ -274,10 +289,10 @@ class Loop:
         values[INPUT_WAIT_S.key] = wait_s = item.taken.idle_s
         values[INPUT_QUEUED_BATCHES.key] = item.queued
         values |= self.vitals.of_step(
-            item.taken, rows=item.batch.rows, ended_s=self.finished_s, follows_step=item.follows_step
+            item.taken, rows=item.batch.rows, ended_s=self.finished_s, follows_step=item.is_timed
         )
         result.input_s += wait_s
-        if item.follows_step:  # the first step and those behind an evaluation have no step before them to time from
+        if item.is_timed:  # the first step and those behind an evaluation have no step before them to time from
             result.clock.add(step_s, wait_s=wait_s, rows=item.batch.rows)
             values[SPEED_STEP_S.key] = step_s
             values[SPEED_SAMPLES_PER_S.key] = item.batch.rows / step_s

@@ -137,7 +137,7 @@ class Report:
 
     def _latency(self) -> str:
         if not math.isfinite(self.step_p50_s):
-            return "no step after the first to time"
+            return "no step could be timed"
         return f"step p50 {format_duration(self.step_p50_s)}, p95 {format_duration(self.step_p95_s)}"
 
 
