@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.launch import attempt as attempt_module
+
+pytestmark = pytest.mark.clock(
+    reason="what makes no progress for half a second hangs, and a busy machine may make none"
+)
 
 
 def test_a_process_that_hangs_in_its_input_is_named(launch):

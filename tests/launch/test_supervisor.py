@@ -154,6 +154,7 @@ def test_a_signal_becomes_the_exit_code_that_a_shell_shows(launch, number, code)
     assert ran.code == code and f"killed by {number}" in ran.err
 
 
+@pytest.mark.clock(reason="peers stop within five seconds")
 def test_peers_stop_within_five_seconds_even_if_they_ignore_it(launch):
     """Process 0 ignores SIGTERM and started a program that does so too: both are gone, in under 5 s."""
     ran = launch(
@@ -224,6 +225,7 @@ def test_peers_of_a_process_that_was_told_to_stop_have_time_to_save(launch, monk
     assert ran.code == 143 and len(ran.attempts) == 1 and (ran.folder / "saved-0-0").exists()
 
 
+@pytest.mark.clock(reason="a wait ends at once")
 def test_a_process_that_fails_while_it_saves_is_told_and_not_waited_for(launch, monkeypatch):
     """SIGTERM to the supervisor: process 0 cannot save, process 1 would wait for it for a minute."""
     monkeypatch.setattr(attempt_module, "GRACE_S", 0.3)

@@ -151,6 +151,7 @@ def over(network, *, floats: int, repeats: int, folder: Path | None = None):
     )
 
 
+@pytest.mark.clock(reason="the time of a transfer")
 @pytest.mark.parametrize(("mbit", "shortest_s", "longest_s"), [(100, 0.3, 1.5), (None, 0.0, 0.3)])
 def test_a_slow_cable_is_slow(network, mbit, shortest_s, longest_s):
     """4 MiB each way take 4 * 8 * 1.048576 / 100 = 0.336 s at 100 Mbit/s, and far less without a limit.

@@ -17,6 +17,8 @@ from tests.processes.run import run, start
 
 SCRIPT = str(Path(__file__).with_name("leaving.py"))
 
+pytestmark = pytest.mark.clock(reason="processes end within seconds after one has left")
+
 
 def ended_after_leaving(case: str, who: int, *, within_s: float):
     """All processes, some seconds after one of them left."""

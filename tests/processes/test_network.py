@@ -36,6 +36,7 @@ def steps_in(run: Path, process: int) -> int:
     return path.read_text().count('"step"') if path.exists() else 0
 
 
+@pytest.mark.clock(reason="ends at its time limit, not much later")
 @pytest.mark.slow(reason="twice two processes, and as long as a loss must last to be one: only a cut network shows it")
 def test_a_cut_network_ends_both_sides_and_the_run_goes_on(network, tmp_path):
     """Both end within the time limit with exit code 75 and name the other; resumed, the run is the one never cut."""

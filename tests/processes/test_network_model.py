@@ -11,6 +11,7 @@ from above only where the cable takes tenths of a second. A prediction knows no 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from paceline.insight.network.cost import collective_cost
 from tests.processes.environment import CHILD
 from tests.processes.network import Network, two_namespaces
 from tests.processes.run import free_port, run
+from tests.tries import try_of
 
 PROGRAM = Path(__file__).with_name("network_steps.py")
 BURST_BYTES = 32 * 1024
@@ -55,15 +57,21 @@ LONG = 2**20
 """At 100 Mbit/s 0.09 s: waiting for a core is little beside it."""
 
 
-@pytest.fixture(scope="module", params=[1000, 100], ids="{}-mbit".format)
+@pytest.fixture(params=[1000, 100], ids="{}-mbit".format)
 def measured(request) -> tuple[int, list[dict]]:
     """Rate of the cable, and the program's lines."""
-    mbit = request.param
+    return _measured(request.param, number=try_of(request))
+
+
+@functools.cache
+def _measured(mbit: int, *, number: int) -> tuple[int, list[dict]]:
+    del number
     with two_namespaces() as network:
         network.bandwidth(mbit)
         return mbit, timed(network, "5", f"sums={','.join(map(str, SIZES[mbit]))}", "steps=512x4x1024")
 
 
+@pytest.mark.clock(reason="times of transfers")
 def test_an_all_reduce_over_a_cable_takes_what_is_predicted(measured):
     """Never less than 85 % of it; at 100 Mbit/s and from 1 MiB on, where the cable binds, less than 150 %."""
     mbit, (sums, _) = measured
@@ -74,6 +82,7 @@ def test_an_all_reduce_over_a_cable_takes_what_is_predicted(measured):
         assert mbit != 100 or size < LONG or taken_s < 1.5 * predicted_s, which
 
 
+@pytest.mark.clock(reason="times of transfers")
 def test_the_efficiency_of_two_is_the_predicted_one(measured):
     """E_2 of a perceptron with 1 M parameters from S_1 and the bytes of its gradient alone: 5 points more at most, and
     at 100 Mbit/s, where the exchange takes 0.35 s, 10 less.

@@ -106,6 +106,7 @@ def test_every_event_is_on_the_disk_when_its_call_returns(folder):
         assert kinds(recorder)[-1] == ("step", step)
 
 
+@pytest.mark.clock(reason="the cost of an event")
 def test_recording_a_step_is_cheap(folder):
     """Far from a millisecond: under 400 microseconds here, where annotations are checked too; about 4 without."""
     values = {"train/loss": 0.123, "train/rows": 480, "speed/step_s": 0.015, "input/wait_s": 1e-5}

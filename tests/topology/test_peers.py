@@ -19,6 +19,8 @@ from paceline.topology.peers import PeerMonitor
 TIMEOUT_S = 0.6  # a busy machine stops a thread for a third of a second
 HERE = socket.gethostname()
 
+pytestmark = pytest.mark.clock(reason="a peer that is silent for 0.6 s is lost, and a busy machine is silent too")
+
 
 class Service:
     """JAX's key-value store: `gone` answers with an error, `cut` does not answer."""

@@ -88,6 +88,7 @@ def test_a_missing_process_is_named_to_those_that_came(monkeypatch, coordinator)
         assert "--join-timeout" in error.fix
 
 
+@pytest.mark.clock(reason="ends within its limit")
 def test_an_unreachable_coordinator_is_named(coordinator):
     """Nobody listens: process 1 says where it tried, within its time, and that it is this process alone that knows."""
     start_s = time.monotonic()
@@ -161,6 +162,7 @@ def test_processes_told_of_different_numbers_are_named(coordinator):
         assert "the same --num-processes" in error.fix
 
 
+@pytest.mark.clock(reason="nobody waits for a stranger")
 @pytest.mark.parametrize(
     "junk",
     [
@@ -237,6 +239,7 @@ def test_a_process_that_comes_after_the_error_hears_it_too(coordinator):
         assert type(host.result(10)) is DeviceError
 
 
+@pytest.mark.clock(reason="ends within its limit")
 def test_a_problem_is_not_kept_for_a_process_0_that_is_not_there(monkeypatch, coordinator):
     """A process with an error of its own does not wait for the whole time."""
     monkeypatch.setattr(rendezvous, "_ALONE_S", 0.2)

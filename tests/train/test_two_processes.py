@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -9,21 +10,33 @@ import pytest
 
 from tests.processes.run import run
 from tests.train.two_processes import CALL_S, READ_S, STEPS
+from tests.tries import try_of
 
 pytestmark = pytest.mark.slow(reason="two processes start and compile four programs, once for all questions")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def folder(tmp_path_factory):
+    """Of all starts."""
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture
+def found(folder, request):
     """What each of the two printed; every question below was asked in one start."""
-    ended = run(
-        ["-m", "tests.train.two_processes", tmp_path_factory.mktemp("two")], processes=2, timeout_s=120.0,
-    )  # fmt: skip
+    return _printed(folder / str(try_of(request)))
+
+
+@functools.cache
+def _printed(folder):
+    folder.mkdir()
+    ended = run(["-m", "tests.train.two_processes", folder], processes=2, timeout_s=120.0)
     for one in ended:
         assert one.returncode == 143, one.stderr
     return [json.loads(one.stdout.splitlines()[-1]) for one in ended]
 
 
+@pytest.mark.clock(reason="the seconds that a straggler costs")
 @pytest.mark.parametrize(
     ("number", "process", "cause", "words", "each_s"),
     [(1, 1, "input_s", "waiting for input", READ_S), (2, 0, "host_s", "in callbacks", CALL_S)],

@@ -173,6 +173,7 @@ def test_the_series_and_the_stream_meet_without_a_gap(served, tmp_path):
     assert seen["series"]["train/loss"]["step"] + reader.steps() == list(range(1, 54))
 
 
+@pytest.mark.clock(reason="a quarter of a second from event to page")
 def test_an_event_reaches_the_page_within_a_quarter_of_a_second(served, tmp_path):
     """p95 at about 12 events/s, from the write to the message, server and reader on busy cores: in one of three rounds,
     of which others on the machine may spoil two. `benchmarks/watch.py` measures it."""
@@ -221,6 +222,7 @@ def test_the_list_of_runs_changes_on_the_page(served, tmp_path):
     wait_for(lambda: "group/new" in told("runs") and "old" in told("gone"), "new and gone")
 
 
+@pytest.mark.clock(reason="ends within two seconds")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_quietly_though_streams_are_open(served, tmp_path, number):
     """Within two seconds on a busy machine; Ctrl-C is how it is meant to end: 0. The readers see the end."""
@@ -251,6 +253,7 @@ sys.exit(main(["watch", sys.argv[1], "--port", "0"]))
 """
 
 
+@pytest.mark.clock(reason="ends within two seconds")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("what", ["answer", "poll"])
 def test_a_signal_ends_it_though_a_thread_is_stuck(tmp_path, number, what):

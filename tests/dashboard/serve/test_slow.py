@@ -22,6 +22,8 @@ DEADLINE_S = 20.0
 LIMIT_S = 0.3
 REQUEST = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
+pytestmark = pytest.mark.clock(reason="requests have 0.3 s here")
+
 
 @pytest.fixture
 def serving(tmp_path, monkeypatch):

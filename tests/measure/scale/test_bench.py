@@ -33,6 +33,7 @@ def bench():
     return made
 
 
+@pytest.mark.clock(reason="a step takes less than a second")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_is_timed_and_compiles_nothing(bench, stage):
     """A step takes some time, less than a second; the feed counts what is on its way: more than nothing, and no more
