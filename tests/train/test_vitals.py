@@ -12,6 +12,7 @@ from paceline.data.feed import Taken
 from paceline.telemetry.metrics import METRICS
 from paceline.telemetry.reader import read_run
 from paceline.train import vitals as vitals_module
+from paceline.train.loop import AHEAD
 from paceline.train.vitals import LOOK_EVERY_S, InFlight, Vitals
 from tests.train.linear import line, trainer_of, zeros
 
@@ -156,16 +157,21 @@ def test_resident_memory_is_what_the_system_says(monkeypatch, tmp_path):
 
 
 def test_a_run_writes_them_and_they_are_declared(tmp_path):
-    """30 steps: input times in each, rows in flight in each but the first, latency behind the first batches."""
+    """30 steps: input times in each, rows in flight in each that was timed, latency behind the first batches.
+
+    All but the first are timed, and perhaps the next two: those that have ended when the first is looked at are not.
+    """
     trainer = trainer_of(devices=2)
     trainer.fit(trainer.init(zeros()), line(), batch=16, steps=30, run=tmp_path / "run")
     events = [event for event in read_run(tmp_path / "run").events if event.kind == "step"]
     assert all(event.values["input/make_s"] > 0 and event.values["input/place_s"] > 0 for event in events)
-    assert [FLIGHT in event.values for event in events] == [False] + [True] * 29
+    timed = ["speed/step_s" in event.values for event in events]
+    assert [FLIGHT in event.values for event in events] == timed
+    assert not timed[0] and all(timed[1 + AHEAD :])
     has_latency = [LATENCY in event.values for event in events]
     assert has_latency == sorted(has_latency) and 20 < sum(has_latency) < 30
     # At most: those in the queue, one in the making, those dispatched, the step itself.
-    assert all(0 < event.values[FLIGHT] <= 16 * (2 + 1 + 2 + 1) for event in events[1:])
+    assert all(0 < event.values[FLIGHT] <= 16 * (2 + 1 + 2 + 1) for event in itertools.compress(events, timed))
     assert RESIDENT in events[0].values
     written = set(itertools.chain.from_iterable(event.values for event in events))
     assert {key for key in written if key.split("/")[0] in ("input", "speed", "memory")} <= set(METRICS)
