@@ -138,7 +138,9 @@ def test_a_callback_gets_each_step_in_order(scheme):
     assert first["train/rows"] == 16 and first["train/skipped_updates"] == 0
     assert {"train/gradient_norm", "input/wait_s", "input/queued_batches"} <= first.keys()
     assert "speed/step_s" not in first  # nothing before it to time from
-    assert all(values["speed/step_s"] > 0 for _, values in seen[1 + AHEAD :])
+    for _, values in seen[1 + AHEAD :]:
+        assert values["speed/samples_per_s"] == pytest.approx(16 / values["speed/step_s"])
+        assert values["speed/step_s"] > 0
     losses = [values["train/loss"] for _, values in seen]
     assert losses[-1] < losses[0]
 
