@@ -6,11 +6,8 @@ import pytest
 
 from paceline.launch import attempt as attempt_module
 
-pytestmark = pytest.mark.clock(
-    reason="what makes no progress for half a second hangs, and a busy machine may make none"
-)
 
-
+@pytest.mark.clock(reason="a process has half a second to make progress")
 def test_a_process_that_hangs_in_its_input_is_named(launch):
     """Process 1 waits for rows at step 5, process 0 waits for it in step 6: exit code 75, and process 1's stacks."""
     ran = launch(
@@ -43,6 +40,7 @@ def test_machines_that_wait_for_another_one_say_so(launch):
     assert "perhaps they wait for another machine" in ran.err
 
 
+@pytest.mark.clock(reason="a process has half a second to make progress")
 def test_a_hang_is_tried_again(launch):
     """As a failure is: the second attempt succeeds."""
     ran = launch(
@@ -51,6 +49,7 @@ def test_a_hang_is_tried_again(launch):
     assert ran.code == 0 and [one.reason for one in ran.attempts] == ["hung", "done"]
 
 
+@pytest.mark.clock(reason="a process has half a second to make progress")
 def test_a_stopped_process_is_the_one_that_hangs(launch):
     """SIGSTOP in the same step in which the other waits: only the system tells them apart, and it cannot answer."""
     ran = launch(

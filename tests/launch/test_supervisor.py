@@ -225,7 +225,6 @@ def test_peers_of_a_process_that_was_told_to_stop_have_time_to_save(launch, monk
     assert ran.code == 143 and len(ran.attempts) == 1 and (ran.folder / "saved-0-0").exists()
 
 
-@pytest.mark.clock(reason="a wait ends at once")
 def test_a_process_that_fails_while_it_saves_is_told_and_not_waited_for(launch, monkeypatch):
     """SIGTERM to the supervisor: process 0 cannot save, process 1 would wait for it for a minute."""
     monkeypatch.setattr(attempt_module, "GRACE_S", 0.3)

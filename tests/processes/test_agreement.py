@@ -91,7 +91,6 @@ def task():
 """
 
 
-@pytest.mark.clock(reason="ends long before its time limit")
 def test_the_command_line_tells_a_difference_once(tmp_path):
     """A task file whose learning rate depends on the process: exit code 2 in both, one of them says why."""
     file = tmp_path / "own.py"

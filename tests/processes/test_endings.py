@@ -17,8 +17,6 @@ from tests.processes.run import run, start
 
 SCRIPT = str(Path(__file__).with_name("leaving.py"))
 
-pytestmark = pytest.mark.clock(reason="processes end within seconds after one has left")
-
 
 def ended_after_leaving(case: str, who: int, *, within_s: float):
     """All processes, some seconds after one of them left."""
@@ -30,6 +28,7 @@ def ended_after_leaving(case: str, who: int, *, within_s: float):
     return ended
 
 
+@pytest.mark.clock(reason="both end within 8 s")
 @pytest.mark.parametrize("who", [1, 0])
 def test_an_exception_in_one_process_ends_both(who):
     """Its traceback and exit code 1 there; the other names it, with the error, and ends with 75."""
@@ -41,6 +40,7 @@ def test_an_exception_in_one_process_ends_both(who):
     assert "look at the output of" in other.stderr and "Traceback" not in other.stderr
 
 
+@pytest.mark.clock(reason="both end within 12 s")
 def test_an_exit_of_one_process_ends_both():
     """`sys.exit` in process 1 while process 0 waits for its next step: named after the time limit."""
     first, second = ended_after_leaving("exit", 1, within_s=12)
@@ -49,6 +49,7 @@ def test_an_exit_of_one_process_ends_both():
     assert second.returncode != 0
 
 
+@pytest.mark.clock(reason="the other ends within 8 s")
 def test_the_death_of_process_0_ends_the_others():
     """It holds JAX's service, whose loss ends a process with a C++ trace at times; it ends, and not well."""
     first, second = ended_after_leaving("kill", 0, within_s=8)

@@ -113,7 +113,6 @@ def test_the_written_script_trains_the_same_parameters(slurm, tmp_path):
     assert_same(restored(run), trained(SCHEMES["global_view"], steps=8))
 
 
-@pytest.mark.clock(reason="ends long before its time limit")
 @ONCE
 @pytest.mark.slow(reason="two real tasks of a job: srun itself leaves the survivor alone")
 def test_a_process_that_dies_ends_the_other(slurm, tmp_path):

@@ -9,8 +9,6 @@ import pytest
 
 from paceline.topology.lifeline import Lifelines, hold
 
-pytestmark = pytest.mark.clock(reason="a connection that closes is noticed within seconds")
-
 
 @pytest.fixture
 def lines():

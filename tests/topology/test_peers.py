@@ -19,8 +19,6 @@ from paceline.topology.peers import PeerMonitor
 TIMEOUT_S = 0.6  # a busy machine stops a thread for a third of a second
 HERE = socket.gethostname()
 
-pytestmark = pytest.mark.clock(reason="a peer that is silent for 0.6 s is lost, and a busy machine is silent too")
-
 
 class Service:
     """JAX's key-value store: `gone` answers with an error, `cut` does not answer."""
@@ -100,6 +98,7 @@ def team(monkeypatch):
         one.stop()
 
 
+@pytest.mark.clock(reason="a live peer has 0.6 s to beat")
 def test_nobody_is_lost_while_all_beat(team):
     """Three times the time limit passes."""
     three = team(3)
@@ -139,6 +138,7 @@ def test_a_death_is_known_long_before_the_time_limit(team):
     assert "memory" in error.fix and "--resume" in error.fix
 
 
+@pytest.mark.clock(reason="a live peer has 0.6 s to beat")
 def test_a_process_that_ended_as_planned_did_not_die(team):
     """It says so before its connection closes."""
     two = team(2, timeout_s=60.0, host="127.0.0.1")
@@ -150,6 +150,7 @@ def test_a_process_that_ended_as_planned_did_not_die(team):
     assert two.lost == {}
 
 
+@pytest.mark.clock(reason="both end a second after the limit")
 def test_a_cut_network_ends_both_sides(team):
     """Process 1's calls hang, so process 0 hears nothing either: each names the other."""
     two = team()
@@ -190,6 +191,7 @@ def test_a_peer_that_never_began_to_beat_is_named(team):
     assert "process 1 (m1)" in two.lost[0].what
 
 
+@pytest.mark.clock(reason="a live peer has 0.6 s to beat")
 def test_a_peer_that_ended_as_planned_is_not_missed(team):
     """Its word stays, though its heartbeat would go on."""
     two = team()
@@ -225,6 +227,7 @@ def test_a_step_does_not_wait_for_a_peer_that_has_ended(team):
     assert "exit that depends on the process" in two.lost[0].fix
 
 
+@pytest.mark.clock(reason="a live peer has 0.6 s to beat")
 def test_a_process_that_advances_does_not_wait(team):
     """Its steps go on, so whatever ended is not needed."""
     two = team()
@@ -235,6 +238,7 @@ def test_a_process_that_advances_does_not_wait(team):
     assert two.lost == {}
 
 
+@pytest.mark.clock(reason="it is named within a second")
 def test_a_peer_that_failed_is_named_with_its_error(team):
     """At once, not after the time limit; the first line of its error only."""
     two = team()
@@ -272,6 +276,7 @@ def test_process_0_stays_until_its_peers_have_heard_of_its_error(team, monkeypat
     assert time.monotonic() - start_s < 10
 
 
+@pytest.mark.clock(reason="it ends within two seconds")
 def test_process_0_does_not_stay_for_ever(team):
     """A peer that does not answer keeps it for the time of a notice only."""
     two = team()
@@ -300,6 +305,7 @@ def test_all_hear_of_a_loss_that_process_0_noticed(team, monkeypatch):
     assert ended.wait(2)
 
 
+@pytest.mark.clock(reason="a live peer has 0.6 s to beat")
 def test_missing_peers_are_found_by_their_heartbeats(team):
     """Of three others one fell silent; one that says that it failed is found at once."""
     four = team(4)

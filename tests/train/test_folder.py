@@ -62,8 +62,8 @@ def test_run_json_says_what_runs(run):
 
 
 def test_every_step_is_an_event_with_its_numbers(run):
-    """Step, time, loss, learning rate, gradient norm, input wait, skips: 12 events in order. No time of a step that
-    follows no other; `test_loop` asks which must have one."""
+    """Step, time, loss, learning rate, gradient norm, speed, input wait, skips: 12 events in order. Steps 1, 6 and 11
+    follow no other and have no speed; `test_vitals` asks which must have one."""
     events = run[0].events_by_process[0]
     steps = [event for event in events if event.kind == "step"]
     assert [event.step for event in steps] == list(range(1, 13))
@@ -73,7 +73,10 @@ def test_every_step_is_an_event_with_its_numbers(run):
     assert all(wanted <= event.values.keys() for event in steps)
     rates = [event.values["train/learning_rate"] for event in steps]
     assert rates == pytest.approx([0.1 * (12 - done) / 12 for done in range(12)], rel=1e-5)
-    assert not {1, 6, 11} & {event.step for event in steps if "speed/step_s" in event.values}
+    timed = [event for event in steps if "speed/step_s" in event.values]
+    assert not {1, 6, 11} & {event.step for event in timed}
+    for event in timed:
+        assert event.values["speed/samples_per_s"] == pytest.approx(16 / event.values["speed/step_s"])
 
 
 def test_every_evaluation_is_an_event(run):

@@ -262,7 +262,6 @@ def test_documents_with_impossible_numbers_take_nothing_else_with_them(tmp_path,
     library.close()
 
 
-@pytest.mark.clock(reason="nobody is waited for")
 def test_a_csv_waits_until_the_run_is_read_or_is_refused(tmp_path, page, monkeypatch):
     """Never a part of the steps."""
     make_run(tmp_path / "runs" / "first", steps=300)

@@ -22,8 +22,6 @@ DEADLINE_S = 20.0
 LIMIT_S = 0.3
 REQUEST = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-pytestmark = pytest.mark.clock(reason="requests have 0.3 s here")
-
 
 @pytest.fixture
 def serving(tmp_path, monkeypatch):
@@ -86,6 +84,7 @@ def is_guarded(headers):
     return all(headers.get(name) == value.lower() for name, value in HEADERS.items())
 
 
+@pytest.mark.clock(reason="closed after 0.3 s")
 def test_a_connection_that_asks_for_nothing_is_closed(serving):
     """Without a word: nobody is there."""
     begin_s = time.monotonic()
@@ -127,6 +126,7 @@ def test_what_is_no_request_is_answered_with_the_reason(serving):
     assert "no request" in document["error"]["what"]
 
 
+@pytest.mark.clock(reason="a request has 0.3 s")
 def test_a_connection_may_ask_again_and_is_closed_when_it_does_not(serving):
     """The time runs anew after each answer."""
     one = connection(serving())
@@ -137,6 +137,7 @@ def test_a_connection_may_ask_again_and_is_closed_when_it_does_not(serving):
     assert rest(one).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.clock(reason="the request has 0.3 s")
 def test_a_stream_outlives_every_limit_of_a_request(serving, tmp_path):
     """It is a response that goes on."""
     live = LiveRun(tmp_path / "live")
@@ -177,6 +178,7 @@ def test_more_requests_than_the_server_answers_at_once_are_told_so(serving, tmp_
     until(lambda: answer(connection(port, REQUEST))[0] == 200)
 
 
+@pytest.mark.clock(reason="one that reads slowly has 0.3 s for each piece")
 def test_a_reader_that_takes_nothing_is_cut_off_and_nothing_is_printed(serving, monkeypatch, capfd):
     """Its place is free; one that takes little at a time goes on."""
     monkeypatch.setattr(slow, "TAKE_S", LIMIT_S)

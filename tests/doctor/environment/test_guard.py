@@ -39,7 +39,6 @@ def test_a_check_that_raises_leaves_the_others_alone():
     assert found[2].level == "error" and found[2].fix == "leave it out"
 
 
-@pytest.mark.clock(reason="gives up after its limit")
 def test_a_check_that_hangs_costs_the_limit_and_no_more():
     """A fifth of a second here; what it means may be given."""
     release = threading.Event()

@@ -101,7 +101,6 @@ def test_a_driver_that_was_updated_under_the_running_kernel_is_named(tmp_path):
     assert "Driver/library version mismatch" in found.what and "restart the machine" in (found.fix or "")
 
 
-@pytest.mark.clock(reason="gives up after its limit, not after that of the process")
 def test_a_driver_that_hangs_costs_its_limit(tmp_path, monkeypatch):
     """Here half a second; the program is ended."""
     script(tmp_path, "nvidia-smi", "/bin/sleep 60")
