@@ -171,14 +171,14 @@ class _Server:
 @contextmanager
 def serving(root: Path) -> Iterator[_Server]:
     command = [sys.executable, "-u", "-m", "paceline.cli.main", "watch", str(root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "asked for above"
         try:
             for line in process.stdout:
                 if found := re.search(r"http://\S+", line):
                     break
             else:
-                raise RuntimeError("the server ended without an address")
+                raise RuntimeError("the server ended without an address; what it said stands above")
             threading.Thread(target=process.stdout.read, daemon=True).start()  # else it stops when the pipe is full
             yield _Server(process, found[0].rstrip("/"))
         finally:
